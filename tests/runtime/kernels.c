@@ -1,6 +1,11 @@
 /* Hand-written kernels with the entry point that the compiler generates, to test the runtime without the compiler. */
+#define _GNU_SOURCE
+#include <signal.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 static float f32_of(uint64_t slot) {
     float value;
@@ -51,4 +56,22 @@ void busy(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last
     for (int64_t block = first; block < last; block++)
         for (volatile int64_t i = 0; i < (int64_t)args[0]; i++) {
         }
+}
+
+static void sleep_a_while(int signal) {
+    (void)signal;
+    nanosleep(&(struct timespec){0, 30000000}, NULL);
+}
+
+/* The thread `caller` sleeps for 30 ms while others go on; not where it runs all of this itself. slept counts.
+ * args: caller i64, slept i32 */
+void send_to_sleep(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
+    (void)grid;
+    struct sigaction action = {.sa_handler = sleep_a_while, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR2, &action, NULL);
+    if (last == 64 && first < last && syscall(SYS_gettid) != (long)args[0]) {
+        ++*(int32_t *)args[1];
+        nanosleep(&(struct timespec){0, 2000000}, NULL); /* it has ended its own blocks and waits for these */
+        syscall(SYS_tgkill, getpid(), (long)args[0], SIGUSR2);
+    }
 }

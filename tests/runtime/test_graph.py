@@ -3,6 +3,8 @@ lifetimes."""
 
 import gc
 import os
+import signal
+import sys
 import threading
 from pathlib import Path
 
@@ -31,6 +33,7 @@ MANIFEST = {
         "write_grid": [["out", "ptr"]],
         "empty": [],
         "busy": [["iterations", "i64"]],
+        "send_to_sleep": [["caller", "i64"], ["slept", "ptr"]],
     }.items()
 }
 
@@ -262,6 +265,31 @@ def test_profile_times_every_launch(two_threads):
     graph.close()
     with pytest.raises(DeviceError, match="closed"):
         graph.profile(n=2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a thread's own signal")
+def test_launches_are_timed_while_the_caller_sleeps(two_threads):
+    """Each has its own time, not nothing for what others ran meanwhile and all of it for the launch that the caller woke in."""
+    slept, before = new(two_threads, 1, "i32"), signal.getsignal(signal.SIGUSR2)
+    recorder = two_threads.record()
+    recorder.launch("busy", Args(iterations=1_000_000), 16)  # both threads are there
+    recorder.launch("send_to_sleep", Args(caller=threading.get_native_id(), slept=slept), 64)
+    for _ in range(12):
+        recorder.launch("busy", Args(iterations=1_000_000), 1)
+    graph = recorder.finish()
+    shares = []
+    try:
+        for _ in range(300):
+            count = slept.buffer.view().cast("i")[0]
+            times = [ns for _, ns in graph.profile()][2:]
+            if slept.buffer.view().cast("i")[0] > count:  # a worker ran it, so the caller slept
+                shares.append(min(times) / sorted(times)[6])
+            if len(shares) == 5:
+                break
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert len(shares) == 5 and sorted(shares)[2] > 0.4, shares
+    graph.close()
 
 
 def test_other_python_threads_run_during_a_replay(two_threads):

@@ -134,8 +134,7 @@ class CPUGraph(Graph):
         return _DONE
 
     def profile(self, **symbols: int) -> "list[tuple[str, int]]":
-        """As Graph's, through the same threads; the caller looks at the clock, so what it sleeps through on a busy
-        machine counts for the launch that it slept in."""
+        """As Graph's, through the same threads: who ends a launch looks at the clock."""
         if self._graph is not None and self._in_order is None:
             self._in_order = self._create(in_order=True)
         values, times = self.values_of(symbols), (c_int64 * len(self.launches))()

@@ -73,6 +73,7 @@ struct worker {
 struct zse_pool {
     _Alignas(LINE) _Atomic uint64_t generation; /* even: a replay runs; odd: idle, or being prepared */
     _Atomic(zse_graph *) graph;
+    int64_t *times_ns, start; /* of this replay, when each launch was done; NULL: nobody asks */
     _Atomic uint32_t stop;
     _Alignas(LINE) _Atomic uint32_t signal; /* changes when there is something to look at */
     _Atomic uint32_t sleepers;
@@ -162,6 +163,10 @@ static bool wait_group(zse_pool *pool, struct group *group, uint64_t generation)
     }
 }
 
+static void set_times(int64_t *times_ns, const struct group *group, int64_t time) {
+    for (uint32_t i = group->first_launch; i < group->end_launch; i++) times_ns[i] = time;
+}
+
 static bool run_launch(zse_pool *pool, zse_graph *graph, struct launch *launch, uint64_t generation) {
     uint64_t finished = 0;
     for (;;) {
@@ -179,21 +184,23 @@ static bool run_launch(zse_pool *pool, zse_graph *graph, struct launch *launch, 
         finished += last - first;
     }
     if (finished) {
-        _Atomic uint64_t *done = &graph->groups[launch->group].done;
-        uint64_t word = atomic_load_explicit(done, memory_order_relaxed);
-        while (!atomic_compare_exchange_weak_explicit(done, &word, pack(generation, count_for(word, generation) + finished),
-                                                      memory_order_acq_rel, memory_order_relaxed)) {
-        }
+        struct group *group = &graph->groups[launch->group];
+        uint64_t blocks = atomic_load_explicit(&group->blocks, memory_order_relaxed);
+        uint64_t word = atomic_load_explicit(&group->done, memory_order_relaxed), all;
+        do {
+            all = count_for(word, generation) + finished;
+            /* Whoever ends a group says when: the caller may sleep through some on a busy machine. */
+            if (all == blocks && pool->times_ns) set_times(pool->times_ns, group, now_ns() - pool->start);
+        } while (!atomic_compare_exchange_weak_explicit(&group->done, &word, pack(generation, all), memory_order_acq_rel,
+                                                        memory_order_relaxed));
     }
     return true;
 }
 
-static void walk(zse_pool *pool, zse_graph *graph, uint64_t generation, int64_t start, int64_t *times_ns) {
+static void walk(zse_pool *pool, zse_graph *graph, uint64_t generation) {
     for (int64_t g = 0; g < graph->num_groups; g++) {
         struct group *group = &graph->groups[g];
         if (g && !wait_group(pool, group - 1, generation)) return;
-        if (g && times_ns)
-            for (uint32_t i = group[-1].first_launch; i < group[-1].end_launch; i++) times_ns[i] = now_ns() - start;
         for (uint32_t i = group->first_launch; i < group->end_launch; i++)
             if (!run_launch(pool, graph, &graph->launches[i], generation)) return;
     }
@@ -210,7 +217,7 @@ static void *worker_main(void *argument) {
         uint64_t generation = atomic_load(&pool->generation);
         zse_graph *graph = atomic_load_explicit(&pool->graph, memory_order_acquire);
         bool current = !(generation & 1) && generation != walked && atomic_load(&pool->generation) == generation;
-        if (current) walk(pool, graph, generation, 0, NULL);
+        if (current) walk(pool, graph, generation);
         atomic_store_explicit(&worker->inside, 0, memory_order_release);
         if (current) {
             walked = generation;
@@ -371,15 +378,16 @@ int32_t zse_graph_run(zse_pool *pool, zse_graph *graph, const int64_t *symbols, 
     int32_t status = prepare(graph, symbols, pool->threads);
     if (status == ZSE_OK && graph->num_groups) {
         uint64_t generation = atomic_load_explicit(&pool->generation, memory_order_relaxed) + 1;
-        int64_t start = times_ns ? now_ns() : 0; /* before the workers can begin */
+        pool->times_ns = times_ns;
+        pool->start = times_ns ? now_ns() : 0; /* before the workers can begin */
         atomic_store_explicit(&pool->graph, graph, memory_order_release);
         atomic_store(&pool->generation, generation);
         if (pool->threads > 1) announce(pool);
-        walk(pool, graph, generation, start, times_ns);
-        struct group *last = &graph->groups[graph->num_groups - 1];
-        wait_group(pool, last, generation);
-        if (times_ns)
-            for (uint32_t i = last->first_launch; i < last->end_launch; i++) times_ns[i] = now_ns() - start;
+        walk(pool, graph, generation);
+        wait_group(pool, &graph->groups[graph->num_groups - 1], generation);
+        for (int64_t g = 0; times_ns && g < graph->num_groups; g++) /* what has no blocks takes no time */
+            if (!atomic_load_explicit(&graph->groups[g].blocks, memory_order_relaxed))
+                set_times(times_ns, &graph->groups[g], g ? times_ns[graph->groups[g].first_launch - 1] : 0);
         atomic_store(&pool->generation, generation + 1);
     }
     pthread_mutex_unlock(&pool->run_lock);
