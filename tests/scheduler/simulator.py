@@ -229,7 +229,8 @@ class FakeDevice:
 class Simulation:
     """One walk. checks_every: operations between two check_integrity(), which cost most of the time. grouped: layers in
     groups, of which all but one see a window. contiguous: each request has pages for a whole context in a row. storm:
-    requests are preempted all the time, and nothing of them is kept. states: of a model with a state. micro_batches, feeds: the
+    requests are preempted all the time, and nothing of them is kept. holds: some are held for a while before their first
+    token. states: of a model with a state. micro_batches, feeds: the
     scheduler's."""
 
     nan_chance = 0.02  # that some rows of a step are not finite
@@ -246,7 +247,9 @@ class Simulation:
         states: bool = False,
         micro_batches: int = 1,
         feeds: bool = True,
+        holds: bool = False,
     ):
+        self.holds, self.num_held, self.num_ready, self.resumed_rate = holds, 0, 0, 0.1
         self.rng = rng = random.Random(seed)
         self.checks_every, self.num_checks = checks_every, 0
         self.page_size = page_size = rng.choice(self.page_sizes)
@@ -446,6 +449,9 @@ class Simulation:
             self.deadlines[id] = self.scheduler.life.now + options.deadline_ms / 1000
         if rng.random() < 0.1:
             self.scheduler.requests.get(id).stepwise = True
+        if self.holds and rng.random() < 0.4:
+            self.scheduler.requests[id].stepwise = True
+            self.scheduler.hold(id)
 
     def cancel(self) -> None:
         rng = self.rng
@@ -522,11 +528,25 @@ class Simulation:
         poisoned = {entry.request.id for entry in batch.entries if self.rng.random() < nan_rate}
         for entry in batch.entries:
             self.check_fed(entry)
+        assert not any(entry.samples and entry.request.held for entry in batch.entries), "a held request samples"
         self.flight.append((batch, self.device.run(batch, poisoned)))
         self.trace.append([(e.request.id, e.start, e.count) for e in batch.entries])
         return True
 
+    def resume(self) -> None:
+        """Some of those that are held go on; the others make way."""
+        scheduler = self.scheduler
+        held = [request for request in scheduler.requests.values() if request.held]
+        for request in held:
+            self.num_held += 1
+            self.num_ready += len(request.tokens) - request.computed_len == 1
+            if self.rng.random() < self.resumed_rate:
+                scheduler.resume(request.id, request.tokens[-1])
+        scheduler.life.make_way([request.id for request in held if request.held])
+
     def step(self, mid_step_cancels: int = 0, nan_rate: float = 0.0) -> bool:
+        if self.holds:
+            self.resume()
         if not self.flight and not self.submit_step(nan_rate):
             return False
         for _ in range(mid_step_cancels):
@@ -591,10 +611,18 @@ class Simulation:
         self.allocator.failure_rate = 0.0
         live = len(self.expected) - len(self.ended)
         bound = 10 + live * 4 * (2 * self.capacity + 5)
-        while self.step():
+        scheduler, self.resumed_rate = self.scheduler, 0.0
+        while (
+            self.step() or self.holds and self.step()
+        ):  # those that are held make way behind a step that finds no room
             bound -= 1
             assert bound > 0, "no progress"
-        scheduler = self.scheduler
+        if self.holds:
+            assert all(request.held for request in scheduler.requests.values()), "others wait for those that are held"
+            self.resumed_rate = 1.0
+            while self.step():
+                bound -= 1
+                assert bound > 0, "no progress"
         self.checks_every = 1
         assert set(self.ended) == set(self.expected), "a request never ended"
         assert not scheduler.requests and len(scheduler.running) == scheduler.queue.num_waiting == 0

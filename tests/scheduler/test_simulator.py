@@ -62,6 +62,20 @@ def test_invariants_hold_with_micro_batches(micro_batches, feeds):
     assert ahead > 1000
 
 
+@pytest.mark.parametrize("layout", [{}, {"grouped": True}, {"states": True}, {"micro_batches": 2}])
+def test_invariants_hold_with_requests_that_are_held(layout):
+    """Before their first token. Others end while they are held."""
+    totals: dict[str, float] = {"held": 0, "ready": 0}
+    for seed in range(max(40, SEEDS // 16)):
+        simulation = walk(seed, 250, holds=True, **layout)
+        totals["held"] += simulation.num_held
+        totals["ready"] += simulation.num_ready
+        for name, value in simulation.scheduler.snapshot().items():
+            totals[name] = totals.get(name, 0) + value
+    for name in ("finished", "preemptions", "cancelled", "forks", "held", "ready"):
+        assert totals[name] > 10, name
+
+
 @pytest.mark.parametrize("part", range(3))
 def test_invariants_hold_with_states(part):
     totals: dict[str, float] = {"kept": 0}

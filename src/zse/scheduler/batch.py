@@ -283,12 +283,14 @@ class BatchBuilder:
                     budget = max(0, budget - self._add_chunk(entries, request, budget))
         while budget and may_admit and (admitted := life.admit(left_out)):
             budget = max(0, budget - self._add_chunk(entries, admitted, budget))
+        life.is_short = budget > 0 and may_admit and queue.num_waiting > 0
         if not entries and not self._chunked_prefill:
             # Nobody could be admitted.
             entries, num_drafts = self._decode_entries(in_flight, plan.resting) or ([], 0)
             num_decode = len(entries)
         if not entries:
-            if self._grouped is not None and life.running and not in_flight and plan is EVERYBODY:
+            is_stuck = self._grouped is not None and any(not request.held for request in life.running)
+            if is_stuck and not in_flight and plan is EVERYBODY:
                 # Chunks wait for windowed pages that others share and nobody else gives.
                 life.preempt(choose_victim(life.running) or life.running[-1])
                 return self.build(in_flight, EVERYBODY)
@@ -393,12 +395,13 @@ class BatchBuilder:
         return count
 
     def _add_chunk(self, entries: list[Entry], request: Request, most: int) -> int:
-        """An entry of the next tokens of a prompt, at most `most` and as far as its pages reach; how many. An image that
-        one step computes may make them more, as far as a step goes, or none."""
+        """An entry of the next tokens of a prompt, at most `most` and as far as its pages reach, without the last one if
+        it is held; how many. An image that one step computes may make them more, as far as a step goes, or none."""
         cache, start = self._cache, request.computed_len
-        count = min(len(request.tokens) - start, most)
-        if request.options.images:
-            count = self._uncut(entries, request, start, count)
+        left = len(request.tokens) - start - request.held
+        count = min(left, most)
+        if request.options.images and (count := self._uncut(entries, request, start, count)) > left:
+            return 0
         if self._grouped is not None:
             if cache.covered(request.id) < start + count:
                 cache.reserve(request.id, 0)

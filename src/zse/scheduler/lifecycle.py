@@ -63,17 +63,20 @@ class Lifecycle:
         self.job_slots: dict[Claimant, int] = {}
         self._next_job: tuple[Claimant, int] | None = None  # a job that waits for so many pages
         self._batch_left = 0  # requests that a static batch may still admit
+        self.is_short = False  # whether in the last step somebody waited in vain
         self._blocked: tuple = ()  # the first waiting request, and what it found too few pages with
 
     # -- a waiting request begins
 
     def admit(self, left_out: Collection[Tenant] = ()) -> Request | None:
         """Give the request that is next, of those that need not wait for something else, a row and pages for all its
-        tokens; None when it has to wait. left_out: tenants whose requests have to."""
+        tokens; None when it has to wait. What is held begins where nobody else is next. left_out: tenants whose
+        requests have to."""
         queue, running, cache = self.queue, self.running, self.cache
         if not queue.num_waiting or not self.free_rows:
             return None
         request = queue.head(self.prompts, left_out, self.adapters)
+        request = request or queue.head(self.prompts, left_out, self.adapters, may_be_held=True)
         is_scarce = len(self.free_rows) == 1 or self.policy.batching == "static"
         if request is None or is_scarce and not self._has_row(request):
             return None
@@ -241,6 +244,14 @@ class Lifecycle:
         if request.computed_len == request.committed_len:
             self.cache.keep_state(request.id, request.compared_tokens, request.committed_len)
 
+    def make_way(self, held: Iterable[int]) -> None:
+        """These requests, which are held, lose their rows and pages where somebody else was not admitted."""
+        if self.is_short and self.queue.head(self.prompts) is not None:
+            for id in held:
+                request = self.by_id[id]
+                if request.state is RUNNING and not request.in_flight:
+                    self.preempt(request)
+
     def make_room(self, request: Request, length: int) -> bool:
         """Pages for `length` tokens of the running request, from younger ones. False when it had to yield itself."""
         while not self.cache.reserve(request.id, length):
@@ -376,8 +387,11 @@ class Lifecycle:
 
 
 def choose_victim(requests: Iterable[Request]) -> Request | None:
-    """The request that loses its pages when a decode step finds none: the last in order, unpinned."""
-    return max((request for request in requests if not request.is_pinned), key=age_order, default=None)
+    """The request that loses its pages when a decode step finds none: the last in order, unpinned; one that is held
+    before its first token goes before others."""
+    victims = [request for request in requests if not request.is_pinned]
+    held = [request for request in victims if request.held and len(request.tokens) == request.prompt_len]
+    return max(held or victims, key=age_order, default=None)
 
 
 def _drop_images(request: Request) -> None:

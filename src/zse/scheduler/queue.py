@@ -199,10 +199,12 @@ class FairQueue:
         prompts: "SharedPrompts | None" = None,
         left_out: Collection[Tenant] = (),
         adapters: RunningAdapters | None = None,
+        may_be_held: bool = False,
     ) -> Request | None:
         """Who is next: of the tenant that is furthest behind, but none of `left_out`, its first. prompts: where given,
         a request that is held or gains by waiting for one of them is passed over. adapters: likewise one that waits for
-        a slot, and those with an adapter behind it, so that its wait ends."""
+        a slot, and those with an adapter behind it, so that its wait ends. may_be_held: one that is held is not passed
+        over if it never ran."""
         waits_for_slot = False
         tenants: Iterable[Tenant] = self.tenants.values()
         if len(self.tenants) > 1:
@@ -212,8 +214,10 @@ class FairQueue:
             )
         for tenant in tenants:
             for request in tenant.waiting:
-                if prompts is not None and (request.held or prompts.leaders and prompts.must_wait(request)):
-                    continue
+                if prompts is not None:
+                    is_held = request.held and (request.residency or not may_be_held)
+                    if is_held or prompts.leaders and prompts.must_wait(request):
+                        continue
                 if adapters is not None and request.options.adapter:
                     waits_for_slot = waits_for_slot or adapters.must_wait(request)
                     if waits_for_slot:
@@ -304,6 +308,8 @@ class SharedPrompts:
         leaders = self.leaders.get(_beginning(request))
         if leaders is None:
             return False
+        if not request.held:  # it does not wait for what others are held for
+            leaders = [leader for leader in leaders if not leader.held]
         if request.leader in leaders:
             return True
         tokens = request.compared_tokens.tobytes()

@@ -54,7 +54,7 @@ class Request:
     preemptions: int
     is_pinned: bool  # admitted with all the pages that it can ever need: not preempted in this residency
     stepwise: bool  # the next step needs the last one's token (for a mask or draft): no step ahead for it
-    held: bool  # must not run now: other beams of its search are not as far. Only of stepwise ones
+    held: bool  # nothing is sampled for it now, but its prompt may run (Scheduler.hold). Only of stepwise ones
     leads: bool  # others may wait for its prompt (SharedPrompts)
     leader: "Request | None"  # the request that this one waits for
     drafts: Sequence[int] | None  # ids that may follow `tokens` in the next step; None: there must be no more

@@ -266,7 +266,7 @@ class Scheduler:
         return StepOutput(request.id, [], None, "timeout", error=error)
 
     def hold(self, id: int) -> None:
-        """The request, which is stepwise, does not run until resume()."""
+        """Until resume() the request, which is stepwise, samples nothing; if it never ran, its prompt does up to there."""
         self.requests[id].held = True
 
     def resume(self, id: int, token: int) -> None:
@@ -461,7 +461,7 @@ class Scheduler:
         return [
             request
             for request in self.running
-            if not request.pending
+            if not (request.pending or request.held)
             and len(request.tokens) - request.computed_len == 1
             and not request.chunks_in_flight
             and request.drafts is not None
