@@ -134,21 +134,21 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """Finish one batch, having started the next ones where they may be under way; what became of the requests."""
-        self._live = live = [feature for feature in self._features.values() if feature.is_live]
+        self._live = [feature for feature in self._features.values() if feature.is_live]
         flights = self._flights
         ran = bool(flights) or self._start()
         if ran:
             most = self.scheduler.micro_batches + self.runner.runs_ahead
-            waits = most == 1 or any([feature.reads_tokens for feature in live])
+            waits = most == 1 or any([feature.reads_tokens for feature in self._live])
             while not waits and len(flights) < most and self._start():
                 pass
             self._finish(flights[0])
             del flights[0]
         outputs, self._outputs = self._outputs, []
-        for feature in live:
+        for feature in self._live:
             if "filter_outputs" in feature.hooks:
                 outputs = feature.filter_outputs(outputs)
-        if any([feature.after_step(ran) for feature in live if "after_step" in feature.hooks]):
+        if any([feature.after_step(ran) for feature in self._live if "after_step" in feature.hooks]):
             self._collected_at = time.perf_counter()
         kept, self._kept = self._kept, []
         return kept + outputs
@@ -163,6 +163,8 @@ class Engine:
         for feature in self._live:
             if "before_schedule" in feature.hooks:
                 self._outputs += feature.before_schedule(now)
+        live = self._live  # with those of requests that were held until now
+        self._live = [feature for feature in self._features.values() if feature.is_live or feature in live]
         self._outputs += self.scheduler.expire(now)
         batch = self.scheduler.schedule(now)
         if batch is None:
