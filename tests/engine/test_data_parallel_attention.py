@@ -169,6 +169,11 @@ def test_the_history_of_tokens_moves_on_every_rank():
         keys[:], tokens[:] = np.arange(4)[:, None] + 10 * rank, np.arange(8)[:, None]
         mover.run([("out@1", 2, 1), ("out@0", 2, 1), ("copy@1", 0, 2), ("in@1", 1, 3), ("copy@0", 1, 0)])
         with_history.append((keys[:, 0].tolist(), tokens[:, 0].tolist()))
+        mover.fill_history(1, 2, np.arange(5, dtype=np.int32).tobytes())  # keys of slot 2 on rank 1 came from a file
+        mover.slot_view(2)[:] = bytes(64)
+        mover.run([("in@1", 2, 0)])
+        assert tokens.view(np.int32)[4, :5].tolist() == list(range(5)) and keys[0, 0] == (0 if rank else 1)
+        assert mover.read_page(0) == mover.read_slot(2) if rank else len(mover.read_page(0)) == mover.page_nbytes == 64
         mover.close()
     history = [1, 1, 2, 3, 4, 5, 4, 6]
     assert with_history == [([1, 1, 2, 3], history), ([10, 11, 10, 12], history)]
@@ -232,7 +237,6 @@ def test_processes(latent):
     [
         (dict(tensor_parallel_size=1), "--data-parallel-attention divides requests among ranks: give"),
         (dict(adapter_slots=1), "--adapter-slots is not possible with --data-parallel-attention yet"),
-        (dict(cache_disk="x"), "--cache-disk is not possible with --data-parallel-attention yet"),
         (
             dict(tensor_parallel_size=1, pipeline_parallel_size=2),
             "--data-parallel-attention is not possible with --pipe",

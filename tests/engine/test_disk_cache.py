@@ -357,7 +357,7 @@ def test_a_writer_that_is_behind_is_waited_for(loaded_of, tmp_path, monkeypatch)
         pass
     disk = engine.feature("disk")
     assert all(node.is_filed for node in disk._kept())
-    while disk._pending_bytes:
+    while disk.pending_bytes:
         time.sleep(0.001)
     assert engine.counters()["prefix_disk_written_pages"] == len(disk._kept()) > 5
 

@@ -6,10 +6,12 @@ import re
 
 import pytest
 from fake_engine import make_engine
+from tiny_engines import TinyEngines, prompt
 
 from zse.engine import core
 from zse.engine.adapters import AdapterStore
 from zse.engine.beams import BeamQueue
+from zse.engine.divided_files import DividedDisk
 from zse.engine.expert_counters import ExpertCounters
 from zse.engine.features import FEATURES
 from zse.engine.grammars import GrammarQueue
@@ -50,7 +52,7 @@ CLASSES = {
 def test_every_feature_overrides_what_the_interface_has():
     assert list(CLASSES) == list(FEATURES)
     hooks = {name: inspect.signature(hook) for name, hook in vars(Feature).items() if inspect.isfunction(hook)}
-    for feature in CLASSES.values():
+    for feature in (*CLASSES.values(), DividedDisk):
         overridden = [name for name in hooks if name in vars(feature)]
         assert len(overridden) > 1
         for name in set(overridden) - {"submit"}:  # whose params are of a feature's own kind
@@ -118,3 +120,18 @@ def test_features_are_asked_in_the_tables_order():
     assert list(engine._features) == ["speculation"]
     with pytest.raises(KeyError, match="not configured"):
         engine.feature("disk")
+
+
+def test_a_feature_is_live_from_the_step_on_in_which_it_gets_what_was_held(model, tmp_path):
+    """Of a beam search whose beginning is read from files: the tokens of its first step are beams', not a reply's."""
+    with TinyEngines(model, threads=1, num_pages=64, cache_disk=str(tmp_path / "kv")) as engines:
+        found = []
+        for number in range(2):
+            engine = engines()
+            engine.submit(1, prompt(90, 24), BeamParams(beam_width=2, max_tokens=4), RequestOptions())
+            while engine.has_work:
+                assert not engine.step()
+            found += [completed.result.replies for completed in engine.take_completed()]
+            assert engine.counters()["prefix_disk_hits"] == number
+            engine.close()
+    assert len(found) == 2 and [beam.tokens for beam in found[0]] == [beam.tokens for beam in found[1]]

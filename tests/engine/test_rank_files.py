@@ -76,7 +76,7 @@ def finish(engine):
 
 def rest(engine):
     """Until nothing is left to be written."""
-    while engine.use_idle_time() or engine.feature("disk")._pending_bytes:
+    while engine.use_idle_time() or engine.feature("disk").pending_bytes:
         time.sleep(0.0005)
 
 

@@ -264,7 +264,6 @@ def test_ranks_that_differ_refuse_each_other(field, value, message):
         (dict(resident_layers=0), "--resident-layers is not possible with --tensor-parallel-size 2 yet"),
         (dict(expert_memory=1), "--expert-memory is not possible"),
         (dict(lazy_experts=True), "--lazy-experts is not possible"),
-        (dict(cache_disk="x", data_parallel_attention=True), "--cache-disk is not possible with --data-parallel"),
         (dict(speculation="mtp", tensor_parallel_size=1, pipeline_parallel_size=2), "mtp is not possible with --pipe"),
         (dict(device="metal"), "is for CPUs and NVIDIA GPUs, not for --device metal"),
         (dict(tensor_parallel_size=1, expert_parallel=True), "--expert-parallel divides experts among ranks: give"),

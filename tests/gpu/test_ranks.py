@@ -288,6 +288,21 @@ def test_own_pages_leave_for_host_memory(tmp_path, monkeypatch):
         assert two._engine.scheduler.check_integrity() == []
 
 
+def test_own_pages_in_files_outlast_a_restart(tmp_path, monkeypatch):
+    """On both ranks, by slots of page-locked memory, with the tokens that penalties look at."""
+    source = written("minicpm3", tmp_path / "hf", monkeypatch)
+    prompts = [prompt(90, 30 + seed) for seed in range(4)]
+    params = SamplingParams(max_tokens=8, temperature=0.0, repetition_penalty=1.3, ignore_eos=True)
+    numbers = dict(data_parallel_attention=True, speculation="none", page_size=16, deterministic=True)
+    replies = []
+    for cached in (0, 4 * 89):
+        with engine(source, 2, cache_disk=str(tmp_path / "kv"), **numbers) as llm:
+            replies.append([output.token_ids for output in llm.generate(prompts, params)])
+            assert llm.metrics()["prefix_disk_hit_tokens"] == cached
+    assert replies[0] == replies[1]
+    assert len(list(tmp_path.glob("kv/*/*.kv"))) == len(list(tmp_path.glob("kv/*/*/*.kv"))) == 2
+
+
 # -- pipeline
 
 

@@ -17,10 +17,11 @@ from session import Session
 from test_act_order import write as write_gptq
 from test_emulated_model import load_emulated
 
+from zse.cache.files import PageFiles
 from zse.cache.groups import ONE_GROUP
 from zse.dtypes import ITEM_BYTES
+from zse.engine import divided_files, load, memory, messages, rank_files, ranks
 from zse.engine import draft as drafts
-from zse.engine import load, memory, messages, ranks
 from zse.engine.config import EngineConfig
 from zse.engine.core import Engine
 from zse.engine.process import EngineProcess
@@ -186,7 +187,7 @@ def engine_of(path, groups, wanted):
     leader = ranks.Leader(groups[0], wanted)
     leader._poll.register(ours, 1)
     leader._peers.append(
-        ranks.Peer(EngineProcess(os.getpid(), ours), messages.FrameReader(ranks.RankLoaded | messages.Fatal))
+        ranks.Peer(EngineProcess(os.getpid(), ours), messages.FrameReader(ranks.ToLeader | messages.Fatal))
     )
     follower = ranks.Follower(groups[1], wanted, messages.FrameSocket(theirs, ranks.ToRank))
 
@@ -236,6 +237,58 @@ def test_requests_have_ranks(kept_kernels, tmp_path):
             some = logits[number, known]
             logits[number, known] = np.where(some > 0, some / 1.3, some * 1.3)
             assert logits[number].max() - logits[number, token] < 0.03 * size
+
+
+def test_pages_of_own_requests_come_back_from_files(kept_kernels, tmp_path, monkeypatch):
+    """By slots of each rank, with the tokens that rank 0's penalties look at, after others were in the same pages."""
+    path, groups = str(tiny_families.write("minicpm3", tmp_path, "BF16")), groups_of(2)
+    options = dict(tensor_parallel_size=2, data_parallel_attention=True, cache_disk=str(tmp_path))
+    wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, page_size=16, **options)
+    files = [PageFiles(tmp_path / str(rank), b"f" * 16, 1 << 20, 16) for rank in (0, 1)]
+    files[1].left = set()
+    run = ranks.Follower.run
+
+    def with_store(follower, runner):
+        follower.store = rank_files.RankStore(files[1], runner.pages, follower)
+        run(follower, runner)
+        follower.store.close()
+
+    monkeypatch.setattr(ranks.Follower, "run", with_store)
+    leader, other, runner_of = engine_of(path, groups, wanted)
+    runner = runner_of(leader)
+    cache = load._divided_cache(runner.config, ONE_GROUP)
+    sizes = dict(max_rows=2, max_tokens=32, max_context=64, vocab_size=runner.model.config.vocab_size)
+    engine = Engine(Scheduler(num_pages=runner.config.num_pages, cache=cache, **sizes), runner)
+    disk = divided_files.DividedDisk(engine, runner.pages, files[0], leader, {1: rank_files.FilesThere([], {})})
+    engine.use("disk", disk)
+    ids = [tiny.tokens("minicpm3").tolist() * 4, tiny.tokens("minicpm3").tolist()[::-1] * 4]
+    params = SamplingParams(max_tokens=4, temperature=0.0, repetition_penalty=2.0, ignore_eos=True)
+
+    def ask(first):
+        found, cached, on = {0: [], 1: []}, {0: 0, 1: 0}, {}
+        for id in found:
+            engine.submit(id, ids[id][first : first + 40], params)
+        while engine.has_work:
+            for output in engine.step():
+                assert output.error is None
+                found[output.id] += output.tokens
+                cached[output.id] += output.cached_tokens
+            on |= cache.rank_of
+        while disk.idle(0.0) or disk.pending_bytes:
+            pass
+        cache.clear()
+        assert engine.scheduler.check_integrity() == []
+        return found, cached, on
+
+    assert not runner.pages.can_fill_pages
+    told, cached, on = ask(0)
+    assert cached == {0: 0, 1: 0} and sorted(on.values()) == [0, 1] and [len(each) for each in files] == [2, 2]
+    assert ask(11)[1] == {0: 0, 1: 0} and [len(each) for each in files] == [4, 4]
+    assert ask(0) == (told, {0: 32, 1: 32}, on)
+    engine.feature("disk").close()
+    leader.close()
+    other.join(20)
+    assert not other.is_alive()
 
 
 @pytest.mark.exhaustive

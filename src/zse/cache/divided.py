@@ -6,6 +6,7 @@ from admit() until it has no pages, and comes back there where it was swapped.""
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from zse.cache.manager import CacheManager
@@ -90,9 +91,10 @@ class DividedPrefixes:
 
 class DividedCache(CacheManager):
     """parts: the CacheManager of each rank, of one geometry, without states and groups of layers. rank_of: the rank of each sequence
-    that has pages."""
+    that has pages. preferred: the rank where the beginning of a sequence was brought, which is admitted next."""
 
     rank_of: dict[int, int]
+    preferred: dict[int, int]
 
     def __init__(self, parts: Sequence[CacheManager]):
         self.parts, first = parts, parts[0]
@@ -102,7 +104,7 @@ class DividedCache(CacheManager):
         self.prefix: Any = None if first.prefix is None else DividedPrefixes([part.prefix for part in parts])
         self.tables: Any = ChainMap(*(part.tables for part in parts))
         self.swapped: Any = ChainMap(*(part.swapped for part in parts))
-        self.filling, self.rank_of = set(), {}
+        self.filling, self.rank_of, self.preferred = set(), {}, {}
 
     def _part(self, sequence: int) -> CacheManager:
         return self.parts[self.rank_of[sequence]]
@@ -113,14 +115,13 @@ class DividedCache(CacheManager):
     def admit(
         self, sequence: int, length: int, tokens: "array", salt: "Salt", spare: int = 0, session: str = ""
     ) -> int | None:
-        """On the rank that has the least in use then: what it has cached of the sequence counts for it. The ranks that follow
-        are tried where pages are too few; not where it has been swapped on one."""
-        data, spare = tokens.tobytes(), -(-spare // len(self.parts))
+        """On the preferred rank, else on the one that has the least in use then: what it has cached of the sequence counts for it. The
+        ranks that follow are tried where pages are too few; not where it has been swapped on one."""
+        data, spare, first = tokens.tobytes(), -(-spare // len(self.parts)), self.preferred.pop(sequence, -1)
 
-        def used(rank: int) -> int:
-            part = self.parts[rank]
-            cached = 0 if part.prefix is None else part.prefix.match(salt, data).length
-            return self.page_size * (part.allocator.num_pages - part.allocator.num_free) - cached
+        def used(rank: int) -> tuple[bool, tuple[int, int]]:
+            prefix = self.parts[rank].prefix
+            return rank != first, self.load(rank, 0 if prefix is None else prefix.match(salt, data).length)
 
         ranks = [rank for rank, part in enumerate(self.parts) if sequence in part.swapped]
         for rank in ranks or sorted(range(len(self.parts)), key=used):
@@ -129,6 +130,12 @@ class DividedCache(CacheManager):
                 self.rank_of[sequence] = rank
                 return found
         return None
+
+    def load(self, rank: int, cached: int) -> tuple[int, int]:
+        """By which a rank is chosen, the least first: tokens that its pages in use could hold, `cached` of which count as there; of equal
+        ones the pages that are in use or cached, so that what is cached is on all ranks."""
+        allocator = self.parts[rank].allocator
+        return self.page_size * (allocator.num_pages - allocator.num_free) - cached, -allocator.num_empty
 
     def fork(self, source: int, sequence: int, shared: int, length: int) -> bool:
         rank = self.rank_of[source]
@@ -199,4 +206,7 @@ class DividedCache(CacheManager):
 
 def divide(ranks: int, make: Callable[[], CacheManager]) -> DividedCache:
     """Of so many ranks, each with what `make` gives."""
-    return DividedCache([make() for _ in range(ranks)])
+    parts = [make() for _ in range(ranks)]
+    for rank, part in enumerate(parts):
+        part.page_list = partial(RankPages, rank=rank)
+    return DividedCache(parts)

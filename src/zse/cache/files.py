@@ -20,28 +20,16 @@ import os
 import re
 import stat
 import struct
-import threading
 import time
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 
 from zse import trust
 from zse.cache import segments
+from zse.cache.page_index import PageIndex
 from zse.cache.pages import BLOCK
-from zse.cache.prefix import MAX_COMPARED, common_tokens
-from zse.cache.segments import (
-    CONTENT,
-    HEAD_BYTES,
-    KEY_BYTES,
-    SESSION,
-    STATE_KEY_BYTES,
-    TAIL_BYTES,
-    PageRecord,
-    RecordFile,
-)
+from zse.cache.segments import CONTENT, HEAD_BYTES, KEY_BYTES, SESSION, TAIL_BYTES, PageRecord, RecordFile
 from zse.errors import ConfigError
 
 NAME_BYTES = 16  # of a file's name, and of what names a session
@@ -63,22 +51,17 @@ def state_key(parent: bytes, tail: bytes) -> bytes:
     return parent + bytes((len(tail) // 4,)) + digest
 
 
-class PageFiles:
+class PageFiles(PageIndex):
     """The files of one fingerprint, at most `max_bytes` of them: the longest unused go first. One thread may write while
     others read. page_size: tokens of a page. Raises ConfigError for a folder that cannot be used or that others may
     enter."""
 
     def __init__(self, folder: str | os.PathLike, fingerprint: bytes, max_bytes: int, page_size: int = BLOCK):
+        super().__init__()
         self.max_bytes = max_bytes
         self._seal = fingerprint + struct.pack("<I", page_size)
-        self.num_damaged = self.num_bytes = self.num_states = 0
-        self._lock = threading.RLock()
-        self._files: OrderedDict[str, RecordFile] = OrderedDict()  # the longest unused first
-        self._at: dict[bytes, tuple[RecordFile, PageRecord]] = {}
+        self.num_damaged = 0
         self._spoilt: dict[str, None] = {}  # files with a record that is not sound
-        # The key of a page or root, and bytes of those of what is behind it (full pages, or states and other pages) → these, the newest
-        # last: behind a root are as many full pages as there are first ones.
-        self._behind: dict[tuple[bytes, int], dict[bytes, None]] = {}
         top = Path(folder)
         try:
             make_private(top)
@@ -88,15 +71,6 @@ class PageFiles:
         except OSError as error:
             raise ConfigError(f"--cache-disk {top}: {error.strerror or error}") from None
         self._make_room(0)
-
-    def __len__(self) -> int:
-        return len(self._at)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._at
-
-    def __iter__(self) -> Iterator[bytes]:
-        return iter(tuple(self._at))
 
     def close(self) -> None:
         """Another engine may have the folder."""
@@ -114,35 +88,6 @@ class PageFiles:
                 "session_files": len(sessions),
                 "session_bytes": sum(sessions),
             }
-
-    def states_behind(self, parent: bytes, tokens: bytes) -> list[bytes]:
-        """The beginnings of `tokens`, the longest first, behind which and the page of key `parent` a state is kept."""
-        with self._lock:
-            tails = [self._at[key][1].tokens for key in self._behind.get((parent, STATE_KEY_BYTES), ())]
-        return sorted((tail for tail in tails if tokens.startswith(tail)), key=len, reverse=True)
-
-    def nearest_behind(self, parent: bytes, tokens: bytes) -> tuple[bytes, bytes, int]:
-        """(key, tokens, how many of them) of the page, full or not, behind the page of key `parent` that has the most of the
-        beginning of `tokens`; nothing where none has any. Of many of a kind the newest are looked at, as in memory."""
-        with self._lock:
-            kinds = [self._behind.get((parent, size), {}) for size in (KEY_BYTES, STATE_KEY_BYTES)]
-            newest = [key for behind in kinds for key in islice(reversed(behind), MAX_COMPARED)]
-            found = [(key, self._at[key][1].tokens) for key in newest]
-        near = ((key, tail, common_tokens(tokens, tail)) for key, tail in found)
-        return max([(b"", b"", 0), *near], key=lambda each: each[2])
-
-    def last_session(self) -> tuple[bytes, list[tuple[bytes, bytes]]]:
-        """Of the session that was used last, which ends last: the key of its root, and (key, tokens) of the pages behind that, in
-        order, the last as far as it goes. (b"", []) where there is none."""
-        with self._lock:  # not the file that was written last: an engine that ends writes all in any order
-            segment = max(self._files.values(), key=lambda each: each.expires, default=None)
-            key = segment.tip if segment is not None and segment.expires else b""
-            ends = self._behind.get((key, STATE_KEY_BYTES), ())
-            chain = [(end, self._at[end][1].tokens) for end in islice(reversed(ends), 1)]
-            while (there := self._at.get(key)) is not None and len(chain) <= len(self._at):  # a forged file has circles
-                chain.append((key, there[1].tokens))
-                key = there[1].parent
-        return key, chain[::-1]
 
     def root(self, salt: tuple[str, ...]) -> bytes:
         """The key of a salt's root."""
@@ -211,20 +156,6 @@ class PageFiles:
             return there[0]
         return RecordFile(os.urandom(NAME_BYTES).hex())
 
-    def _enter(self, segment: RecordFile, record: PageRecord) -> None:
-        before = segment.nbytes
-        segment.add(record)
-        self.num_bytes += segment.nbytes - before
-        self._files.setdefault(segment.name, segment)
-        if record.kind == SESSION:
-            return
-        if record.key in self._at:  # one that was found damaged, and written again
-            self._leave(record.key)
-            segment.keys[record.key] = None
-        self._at[record.key] = segment, record
-        self.num_states += len(record.key) == STATE_KEY_BYTES
-        self._behind.setdefault((record.parent, len(record.key)), {})[record.key] = None
-
     def _touch(self, key: bytes) -> None:
         """A page or state was of use, and what stands before it, which goes after it; but what others go on from in a
         session's file stays when that goes."""
@@ -271,11 +202,6 @@ class PageFiles:
             os.close(descriptor)
             raise OSError("no regular file")
         return descriptor
-
-    def session_of(self, key: bytes) -> str:
-        """The name of the session that the page or state is of alone; "": of none."""
-        there = self._at.get(key)
-        return there[0].name if there is not None and there[0].expires else ""
 
     def used(self, key: bytes) -> None:
         """A prompt went on from here."""
@@ -391,21 +317,6 @@ class PageFiles:
         # A folder in its place, or a disk that has become read-only: it is not in the index any more.
         with suppress(OSError):
             self._path(segment.name).unlink(missing_ok=True)
-
-    def _forget(self, segment: RecordFile) -> None:
-        for key in list(segment.keys):
-            self._leave(key)
-        if self._files.pop(segment.name, None) is not None:
-            self.num_bytes -= segment.nbytes
-
-    def _leave(self, key: bytes) -> None:
-        segment, record = self._at.pop(key)
-        segment.keys.pop(key, None)
-        self.num_states -= len(key) == STATE_KEY_BYTES
-        place = record.parent, len(key)
-        del self._behind[place][key]
-        if not self._behind[place]:
-            del self._behind[place]
 
     # -- the folder
 

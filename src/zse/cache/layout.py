@@ -296,7 +296,12 @@ class PageMover:
 
     def read_page(self, page: int) -> bytes:
         """What belongs to a page, after all that was submitted."""
-        return b"".join(self._device.read(_Range(start + page * nbytes, nbytes)) for start, nbytes in self._parts)
+        return b"".join(self.read_part(page, number) for number in range(len(self._parts)))
+
+    def read_part(self, page: int, number: int) -> bytes:
+        """As read_page(): 0: its keys and values, 1: its tokens, on a GPU."""
+        start, nbytes = self._parts[number]
+        return self._device.read(_Range(start + page * nbytes, nbytes))
 
     def read_slot(self, slot: int) -> bytes:
         """What the host has in a slot: see settle()."""

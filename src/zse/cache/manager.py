@@ -15,6 +15,8 @@ from zse.cache.prefix import Match, PrefixCache
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from zse.cache.grouped import GroupedCacheManager
     from zse.cache.prefix import Salt
     from zse.cache.states import StateSlots
@@ -47,7 +49,10 @@ class CacheManager:
     this manager, where layers with a window have page tables of their own."""
 
     grouped: "GroupedCacheManager | None" = None
-    rank_of: "dict[int, int] | None" = None  # of each sequence, where ranks have pages of their own (divided.py)
+    # Where ranks have pages of their own (divided.py): that of each sequence, and that which one is to be admitted on where it can be.
+    rank_of: "dict[int, int] | None" = None
+    preferred: "dict[int, int] | None" = None
+    page_list: "Callable[[Iterable[int]], list[int]]" = list  # makes a list of pages, which says whose they are
 
     def __init__(
         self,

@@ -67,11 +67,19 @@ class AwaitingDisk(Held):
 
 class DiskReader:
     """Its threads read fetches from `files` to the places of a PageMover, first come first; what nobody waits for yet is read by one of
-    them, when there is nothing else. told(fetch, start, count): called by them for each piece, of which so many pages came."""
+    them, when there is nothing else. told(fetch, start, count): called by them for each piece, of which so many pages came. num_threads:
+    None: by the cores that there are."""
 
-    def __init__(self, files: PageFiles, mover, told: Callable[[DiskFetch, int, int], None] | None = None):
+    def __init__(
+        self,
+        files: PageFiles,
+        mover,
+        told: Callable[[DiskFetch, int, int], None] | None = None,
+        num_threads: int | None = None,
+    ):
         self._files, self._mover, self._told = files, mover, told
-        num_threads = max(LEAST_READERS, min(MOST_READERS, probe.default_threads() // CORES_PER_READER))
+        if num_threads is None:
+            num_threads = max(LEAST_READERS, min(MOST_READERS, probe.default_threads() // CORES_PER_READER))
         self._pieces: deque[tuple[DiskFetch, int]] = deque()
         self._ahead: deque[tuple[DiskFetch, int]] = deque()
         self._changed = threading.Condition()

@@ -10,6 +10,7 @@ from zse.cache.layout import HostSlots, KVCache, PageMover
 from zse.engine import forwards
 from zse.engine.runner import Runner
 from zse.engine.step import PageTable, StepInputs
+from zse.lazy import ctypes
 from zse.scheduler.batch import Batch, Entry
 
 
@@ -33,7 +34,7 @@ class RankTable(PageTable):
 
 class RankMover(PageMover):
     """Runs this rank's transfers, and of the history, which is of all pages, those of all ranks: it has host slots of its own, one
-    rank's behind the other's."""
+    rank's behind the other's. What it reads of a page or slot, and has views of, is the keys alone."""
 
     rank = 0
 
@@ -41,16 +42,26 @@ class RankMover(PageMover):
         self, device: Any, kv: KVCache, history: Any, states: Any, told: Any, host_slots: int, host_states: int
     ):
         super().__init__(device, kv, history, states, told)
-        pools = 1 if history is None else history.shape[0] // kv.num_blocks
+        self.page_nbytes, pools = kv.page_nbytes, 1 if history is None else history.shape[0] // kv.num_blocks
         self._num_slots = host_slots
         self._part_slots = [
             HostSlots(device, nbytes, host_slots * (pools if number else 1))
             for number, (_, nbytes) in enumerate(self._parts)
         ]
+        self.slots = self._part_slots[0]
 
     @property
     def host(self) -> list[HostSlots]:
         return self._part_slots
+
+    def read_page(self, page: int) -> bytes:
+        return self.read_part(page, 0)
+
+    def fill_history(self, rank: int, slot: int, tokens: bytes) -> None:
+        """The page in this slot of a rank's, whose keys were read from files, has these tokens (i32)."""
+        if len(self._parts) > 1:
+            slots = self._part_slots[1]
+            ctypes.memmove(slots.address(slot + rank * self._num_slots), tokens, min(len(tokens), slots.nbytes))
 
     def run(self, transfers: list[tuple[str, int, int]]) -> None:
         if self._told is not None:

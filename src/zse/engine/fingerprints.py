@@ -21,6 +21,7 @@ def fingerprint_of(engine, config, source, quantize: str | None) -> bytes:
         quantize,
         engine.runner.device.kernels,
         *(() if engine.runner.states is None else (engine.runner.states.slot_nbytes,)),
+        *(("pages of its own",) if config.page_pools > 1 else ()),
         *(() if share is None else (share.rank, share.size, share.is_stage, getattr(share, "spans", None))),
     )
     return hashlib.blake2b(revision_of(source) + repr(facts).encode(), digest_size=16).digest()

@@ -23,7 +23,10 @@ class Held:
 
 
 class HoldingFeature(Feature):
-    """held: the requests that wait here, by id. A subclass says in `stop` what becomes of what one waited for."""
+    """held: the requests that wait here, by id. A subclass says in `stop` what becomes of what one waited for. part_of: the engine's
+    feature that this is a part of, None: it is one itself."""
+
+    part_of: Feature | None = None
 
     def __init__(self, engine: Any):
         self._engine, self._scheduler, self._cache = engine, engine.scheduler, engine.scheduler.cache
@@ -48,7 +51,7 @@ class HoldingFeature(Feature):
             left_ms = options.deadline_ms - 1000 * (now - held.since)
             options = msgspec.structs.replace(options, deadline_ms=max(1.0, left_ms))
         try:
-            self._engine.submit(id, held.prompt, held.params, options, after=self)
+            self._engine.submit(id, held.prompt, held.params, options, after=self.part_of or self)
         except RequestError as error:
             return [StepOutput(id, [], None, "error", error=error)]
         return []

@@ -13,7 +13,7 @@ import msgspec
 from zse import env, lazy
 from zse.cache import divided, groups, prefix, states
 from zse.cache import pages as cache_pages
-from zse.engine import core, expert_counters, host_memory, memory, messages, metrics, offload, roles
+from zse.engine import core, disk_opening, expert_counters, host_memory, memory, messages, metrics, roles
 from zse.engine import draft as draft_model
 from zse.engine import ranks as model_ranks
 from zse.engine.config import GPU_MIXED_TOKENS, QUEUE_TOKENS, EngineConfig, ResolvedConfig
@@ -101,7 +101,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             model = model_load.load_model(device, plan, start=False, verify_weights=config.verify_weights)
         engine = _build(planned.config, device, model, plan, tower, ranks)
         if planned.config.cache_disk is not None:
-            offload.open_disk_tier(engine, planned.config, source, config.quantize, ranks)
+            disk_opening.open_disk_tier(engine, planned.config, source, config.quantize, ranks)
         if planned.config.role != "both" or planned.config.kv_listen or planned.config.kv_peers:
             roles.open_roles(engine, planned.config, source, config.quantize)
         phases.mark("engine built")

@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from zse.cache.eviction import TreeNode
-from zse.cache.files import KEY_BYTES, PageFiles, key_of, state_key
+from zse.cache.files import KEY_BYTES, key_of, state_key
 from zse.cache.prefix import common_tokens
-from zse.engine import disk_reads, disk_writes, fingerprints, rank_files, state_files
+from zse.engine import disk_reads, rank_files, state_files
 from zse.engine.disk_reads import AwaitingDisk, Place
-from zse.engine.disk_writes import Write
+from zse.engine.disk_writes import DiskWriter, Write
 from zse.engine.held import HoldingFeature
 from zse.engine.read_ahead import SessionAhead
 from zse.errors import DeviceError, GroupError
@@ -26,6 +26,7 @@ from zse.scheduler.request import salt_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from zse.cache.prefix import Match, Salt
     from zse.cache.states import Snapshot
     from zse.engine.state_files import StateFiles
 
@@ -45,28 +46,30 @@ log = logging.getLogger("zse.engine")
 
 
 class DiskTier(HoldingFeature):
-    """engine: its cache has a prefix cache and host slots. mover: the runner's PageMover. ranks: zse.engine.ranks.Leader where other
-    ranks have parts of pages, which had these in files (opened)."""
+    """engine: its cache has a prefix cache and host slots. mover: the runner's PageMover. far: of `writer`, where other ranks have parts of
+    pages, or all of them. cache: where it is not the engine's, but one rank's (engine/divided_files.py)."""
 
-    def __init__(self, engine, mover, files: PageFiles, ranks=None, opened=()):
+    out = "out"  # the transfer that takes a page to the host
+    close_s = CLOSE_S
+
+    def __init__(self, engine, mover, files, far=None, writer: DiskWriter | None = None, cache=None):
         super().__init__(engine)
+        self._cache = cache or self._cache
         self._states: StateFiles | None = None
         if self._cache.states is not None:
             self._states = state_files.StateFiles(self._cache, files, self._key)
         self._mover, self._files = mover, files
         self.num_read = self.num_hits = self.num_hit_tokens = 0
-        self._writer = disk_writes.DiskWriter()
+        self._writer = writer or DiskWriter()
+        self._far: rank_files.RankFiles | None = far
         self._watched: deque[tuple[Any, list[tuple[int, TreeNode]]]] = deque()
         self._walk: list[TreeNode | Snapshot] = []
         self._walked_at = (0, 0)
         self._sessions: OrderedDict[str, float] = OrderedDict()  # when they end, seconds since 1970
         self._tidied_at = 0.0
         self._reading: list[AwaitingDisk] = []
-        self._far: rank_files.RankFiles | None = None
-        if ranks is not None:
-            self._far = rank_files.RankFiles(files, mover, ranks, opened, self._writer)
-        self._reader = self._far or disk_reads.DiskReader(files, mover)
-        self._ahead = SessionAhead(engine.scheduler, mover, files, self._reader)
+        self._reader = far or disk_reads.DiskReader(files, mover)
+        self._ahead = SessionAhead(engine.scheduler, self._cache, mover, files, self._reader)
 
     def counters(self) -> dict[str, float]:
         """Totals since the start, and what is on disk now."""
@@ -89,7 +92,7 @@ class DiskTier(HoldingFeature):
         if not batch.transfers:
             return
         by_slot, full = self._cache.prefix.by_slot, self._cache.prefix.page_bytes
-        gone = [(slot, by_slot[slot]) for kind, _, slot in batch.transfers if kind == "out" and slot in by_slot]
+        gone = [(slot, by_slot[slot]) for kind, _, slot in batch.transfers if kind == self.out and slot in by_slot]
         gone = [(slot, node) for slot, node in gone if len(node.tokens) == full]
         if gone:
             self._watched.append((batch, gone))
@@ -115,7 +118,7 @@ class DiskTier(HoldingFeature):
             self._far.look()
         if self._writer.has_failed:
             return False
-        if self._pending_bytes > MAX_PENDING_BYTES // 2:
+        if self.pending_bytes > MAX_PENDING_BYTES // 2:
             self._wait_for_writes()
             return True
         entered = self._cache.prefix.num_entered, 0 if self._states is None else self._cache.states.num_kept
@@ -132,7 +135,8 @@ class DiskTier(HoldingFeature):
         return True
 
     @property
-    def _pending_bytes(self) -> int:
+    def pending_bytes(self) -> int:
+        """Of what waits to be written."""
         return self._writer.pending_bytes + (0 if self._far is None else self._far.waiting_bytes)
 
     def _wait_for_writes(self) -> None:
@@ -178,7 +182,7 @@ class DiskTier(HoldingFeature):
         self._mover.settle()
 
     def _queue(self, node: TreeNode) -> None:
-        if self._writer.has_failed or self._pending_bytes > MAX_PENDING_BYTES:
+        if self._writer.has_failed or self.pending_bytes > MAX_PENDING_BYTES:
             return
         node.is_filed = True
         assert node.parent is not None
@@ -191,9 +195,10 @@ class DiskTier(HoldingFeature):
         """Have the thread write a page or state."""
         if key in self._files:
             return
-        content, ends = disk_reads.content_of(self._mover, places), self._sessions.get(session, 0.0)
+        is_here, ends = self._far is None or self._far.has_part, self._sessions.get(session, 0.0)
+        content = disk_reads.content_of(self._mover, places) if is_here else b""
         run = partial(self._files.write, key, parent, content, session, ends, tokens)
-        write = Write(run, len(content), len(key) == KEY_BYTES, session)
+        write = Write(run, len(content) or self._mover.page_nbytes, len(key) == KEY_BYTES, session)
         if self._far is None:
             self._writer.ask(write)
         else:
@@ -229,13 +234,14 @@ class DiskTier(HoldingFeature):
         self._ahead.begin()
 
     def before_submit(self, id: int, prompt: list[int], params: Any, options: RequestOptions) -> bool:
-        """Hold a request back whose prompt begins with what files have and memory has not."""
-        if not isinstance(params, (SamplingParams, BeamParams)):
+        if not goes_on(params, options):
             return False
-        if options.images and not isinstance(options.images[0], PlacedImage):
-            return False  # they are not encoded yet
         if options.session:
-            self._use(options.session, options.session_ttl)
+            self.use_session(options.session, options.session_ttl)
+        return self.hold(id, prompt, params, options)
+
+    def hold(self, id: int, prompt: list[int], params: Any, options: RequestOptions) -> bool:
+        """Hold a request back whose prompt begins with what files have and memory has not."""
         if not len(self._files):
             return False
         self.check_held(id, prompt, params)
@@ -246,7 +252,7 @@ class DiskTier(HoldingFeature):
         self._held[id] = held
         return True
 
-    def _use(self, session: str, ttl_s: float) -> None:
+    def use_session(self, session: str, ttl_s: float) -> None:
         """The session goes on."""
         self._sessions[session] = expires = time.time() + ttl_s
         self._sessions.move_to_end(session)
@@ -259,12 +265,7 @@ class DiskTier(HoldingFeature):
     def _begin(self, held: AwaitingDisk) -> bool:
         """Whether something is to be waited for: what is read for the request from here on, or for one before it."""
         tokens, salt, prefix = held.compared, salt_of(held.options), self._cache.prefix
-        matched = prefix.match(salt, tokens, whole=True)
-        nodes = matched.nodes
-        if self._mover.can_fill_pages:  # what was moved to host memory is read, too, where it has a file
-            nodes = [node for node in nodes if node.page >= 0]
-        parent = self._key(nodes[-1]) if nodes else self._files.root(salt)
-        keys = self._keys_behind(parent, tokens, len(nodes))
+        matched, nodes, parent, keys = self._known(salt, tokens)
         kept = None
         if self._states is not None:
             reach = prefix.match(salt, tokens).length
@@ -295,6 +296,16 @@ class DiskTier(HoldingFeature):
         self._reading.append(held)
         self._reader.add(held.fetch)
         return True
+
+    def _known(self, salt: "Salt", tokens: bytes) -> "tuple[Match, list[TreeNode], bytes, list[tuple[bytes, bytes]]]":
+        """What memory has of a prompt, the pages of it behind which files are read, the last one's key, and (key, tokens) of the full pages
+        that files have behind them."""
+        matched = self._cache.prefix.match(salt, tokens, whole=True)
+        nodes = matched.nodes
+        if self._mover.can_fill_pages:  # what was moved to host memory is read, too, where it has a file
+            nodes = [node for node in nodes if node.page >= 0]
+        parent = self._key(nodes[-1]) if nodes else self._files.root(salt)
+        return matched, nodes, parent, self._keys_behind(parent, tokens, len(nodes))
 
     def _keys_behind(self, key: bytes, tokens: bytes, count: int) -> list[tuple[bytes, bytes]]:
         """(key, tokens) of the prompt's pages that files have behind its first `count`, the last of which has `key`."""
@@ -330,9 +341,9 @@ class DiskTier(HoldingFeature):
         else slots of the host; their kind. nodes: what stands in front."""
         cache, prefix, host = self._cache, self._cache.prefix, self._cache.host
         if self._mover.can_fill_pages:
-            front = [node.page for node in nodes]
+            front = cache.page_list(node.page for node in nodes)
             cache.allocator.retain(front)
-            pages = cache.allocator.allocate(min(len(held.keys), self._room([]))) or []
+            pages = cache.page_list(cache.allocator.allocate(min(len(held.keys), self._room([]))) or ())
             held.places, held.held = tuple(pages), (front, pages)
             self._scheduler.life.job_pages += held.held
             self._settle()  # what was in them may be on its way to the host
@@ -455,7 +466,7 @@ class DiskTier(HoldingFeature):
 
     def close(self) -> None:
         """Write what is in memory and has no file, for a few seconds at most."""
-        deadline = time.monotonic() + CLOSE_S
+        deadline = time.monotonic() + self.close_s
         self._reader.close()  # pages are freed next
         try:
             if self._far is not None:
@@ -464,7 +475,7 @@ class DiskTier(HoldingFeature):
             for kept in self._kept(ends=True):
                 if kept.is_filed:
                     continue
-                while self._pending_bytes > MAX_PENDING_BYTES // 2 and time.monotonic() < deadline:
+                while self.pending_bytes > MAX_PENDING_BYTES // 2 and time.monotonic() < deadline:
                     self._wait_for_writes()
                 if time.monotonic() > deadline or self._writer.has_failed:
                     break
@@ -478,16 +489,7 @@ class DiskTier(HoldingFeature):
             self._files.close()
 
 
-def open_disk_tier(engine, config, source, quantize: str | None, ranks=None) -> None:
-    """Give an Engine, whose model comes from `source`, the tier of a ResolvedConfig with cache_disk; of several ranks (zse.engine.ranks)
-    each has files, and rank 0 the tier. Raises ConfigError, GroupError."""
-    fingerprint, mover = fingerprints.fingerprint_of(engine, config, source, quantize), engine.runner.pages
-    if ranks is None:
-        files = PageFiles(config.cache_disk, fingerprint, config.cache_disk_size, config.page_size)
-        engine.use("disk", DiskTier(engine, mover, files))
-        return
-    files, opened = rank_files.open_files(ranks, config, fingerprint, mover.page_nbytes)
-    if ranks.leads:
-        engine.use("disk", DiskTier(engine, mover, files, ranks, opened))
-    else:
-        ranks.store = rank_files.RankStore(files, mover, ranks)
+def goes_on(params: Any, options: RequestOptions) -> bool:
+    """Whether a request's prompt may go on from what files have: not yet where its images are not encoded."""
+    is_placed = not options.images or isinstance(options.images[0], PlacedImage)
+    return isinstance(params, (SamplingParams, BeamParams)) and is_placed

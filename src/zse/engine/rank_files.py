@@ -28,15 +28,19 @@ SUMS = ("prefix_disk_bytes", "session_bytes", "prefix_disk_damaged_files")  # ov
 
 
 class FilesThere(msgspec.Struct):
-    """What a rank has in files when it starts."""
+    """What a rank has in files when it starts. records, sessions: of a PageIndex, where the rank has pages of its own."""
 
     keys: list[bytes]
     counters: dict[str, float]
+    records: list[tuple[bytes, bytes, bytes, str]] = []
+    sessions: dict[str, float] = {}
 
 
-def open_files(ranks: Any, config: Any, fingerprint: bytes, page_nbytes: int) -> tuple[PageFiles, list[FilesThere]]:
-    """This rank's files, of which each has room for as many pages, and what all ranks have. All must call it. Those of other ranks lie within
-    rank 0's folder; a page that not every rank has is forgotten by all. Raises ConfigError, GroupError."""
+def open_files(
+    ranks: Any, config: Any, fingerprint: bytes, page_nbytes: int
+) -> tuple[PageFiles, dict[int, FilesThere]]:
+    """This rank's files, of which each has room for as many pages, and what the others have. All must call it. Those of other ranks lie
+    within rank 0's folder; where ranks have parts of pages, one that not every rank has is forgotten by all. Raises ConfigError, GroupError."""
     group = ranks.group
     before, group.timeout_s = group.timeout_s, float("inf")  # a folder takes as long as it has files
     try:
@@ -49,10 +53,16 @@ def open_files(ranks: Any, config: Any, fingerprint: bytes, page_nbytes: int) ->
             inner = Path(config.cache_disk) / folder
             _wait_for_end(inner / fingerprint.hex()[:32] / SECRET)
             files = PageFiles(inner, fingerprint, room, config.page_size)
-        mine = msgspec.msgpack.encode(FilesThere(list(files), _counted(files)))
+        there, is_own = FilesThere(list(files), files.counters()), config.page_pools > 1
+        if is_own and not ranks.leads:
+            files.left, there.records, there.sessions = set(), files.records(), files.sessions()
+        mine = msgspec.msgpack.encode(there)
         told = [msgspec.msgpack.decode(data, type=FilesThere) for data in group.exchange(mine)]
     finally:
         group.timeout_s = before
+    others = {rank: there for rank, there in enumerate(told) if rank != group.rank}
+    if is_own:
+        return files, others
     common = set(told[0].keys).intersection(*[there.keys for there in told])
     missing = [key for key in files if key not in common]
     if missing:
@@ -60,7 +70,7 @@ def open_files(ranks: Any, config: Any, fingerprint: bytes, page_nbytes: int) ->
         for key in missing:
             files.forget(key)
         files.tidy(time.time())
-    return files, told
+    return files, others
 
 
 def _wait_for_end(claimed: Path) -> None:
@@ -78,27 +88,25 @@ def _wait_for_end(claimed: Path) -> None:
         return
 
 
-def _counted(files: PageFiles) -> dict[str, float]:
-    counters = files.counters()
-    return {name: counters[name] for name in SUMS}
-
-
 class RankFiles(DiskReader):
     """Rank 0's reader, whose fetches are over when all ranks have read them; and the files of the others. writer: of its own files.
-    waiting_bytes: of what the others are still writing, which then goes to the writer."""
+    waiting_bytes: of what the others are still writing, which then goes to the writer. has_part: whether rank 0 has a part of what is
+    read; else `files` are a list of what others have (engine/divided_files.py)."""
 
-    def __init__(self, files: PageFiles, mover: Any, ranks: Any, there: list[FilesThere], writer: DiskWriter):
-        super().__init__(files, mover)
+    has_part = True
+
+    def __init__(self, files: Any, mover: Any, ranks: Any, there: dict[int, FilesThere], writer: DiskWriter):
+        super().__init__(files, mover, num_threads=None if self.has_part else 0)
         self._ranks, self._writer, self._number = ranks, writer, 0
         self._writes: dict[int, tuple[Write, list[int]]] = {}  # with the answers so far
         self._fetches: dict[int, tuple[DiskFetch, int]] = {}  # with the answers that are to come
-        self._counters = [other.counters for other in there]
+        self._counters = {rank: other.counters for rank, other in there.items()}
         self._heard_at = 0.0  # when an answer to what is read came, or could be waited for
         self.waiting_bytes = 0
 
     @property
     def _others(self) -> int:
-        return self._ranks.group.size - 1
+        return len(self._counters)
 
     def write(self, write: Write, key: bytes, parent: bytes, tokens: bytes, places: list[Place], end: float) -> None:
         """Have a page or state written by the others from these places, then by the Write."""
@@ -124,10 +132,11 @@ class RankFiles(DiskReader):
             self._heard_at = time.monotonic()
         fetch.number, pieces = self._number, fetch.num_left
         self._fetches[fetch.number] = fetch, pieces * self._others
-        fetch.num_left += pieces * self._others
+        fetch.num_left = pieces * (self._others + self.has_part)
         wanted = [(key, list(places)) for key, places in fetch.wanted]
         self._ranks.order(ReadPages(fetch.number, wanted, is_ahead))
-        super().add(fetch, is_ahead)
+        if self.has_part:
+            super().add(fetch, is_ahead)
 
     def pause(self, is_paused: bool) -> None:
         if is_paused != self._is_paused:
@@ -148,9 +157,10 @@ class RankFiles(DiskReader):
         """What the others answered, waited for so long. GroupError where one has ended, or is silent."""
         if self._writes or self._fetches:
             self._ranks.listen(seconds)
-        answers = self._ranks.answers
-        while answers:
-            self._take(*answers.popleft())
+        for rank in self._counters:
+            answers = self._ranks.answers.get(rank)
+            while answers:
+                self._take(rank, answers.popleft())
         limit = self._ranks.group.timeout_s
         if self._fetches and not self._is_paused and time.monotonic() - self._heard_at > limit:
             raise GroupError(
@@ -159,6 +169,8 @@ class RankFiles(DiskReader):
 
     def _take(self, rank: int, told: FilesDone) -> None:
         self._counters[rank] = told.counters or self._counters[rank]
+        for key in told.left:
+            self._files.forget(key)
         if told.number in self._writes:
             write, answers = self._writes[told.number]
             answers.append(told.count)
@@ -184,8 +196,8 @@ class RankFiles(DiskReader):
 
     def sums(self, counters: dict[str, float]) -> dict[str, float]:
         """Counters of rank 0's files, some of which are of all ranks' then."""
-        for other in self._counters[1:]:
-            counters |= {name: counters[name] + count for name, count in other.items()}
+        for other in self._counters.values():
+            counters |= {name: counters[name] + other[name] for name in SUMS}
         return counters
 
 
@@ -218,7 +230,7 @@ class RankStore:
         else:
             if message.what == "drop":
                 self._writer.drop(message.session)
-            told = (lambda is_taken: self._answer(0, 0, 0)) if message.what == "tidy" else None
+            told = (lambda is_taken: self._answer(0, 0, 0)) if message.what in ("drop", "tidy") else None
             self._writer.ask(Write(partial(self._keep_order, message), told=told))
 
     def _write(self, page: WritePage) -> None:
@@ -248,8 +260,8 @@ class RankStore:
         counters: dict[str, float] = {}
         now = time.monotonic()
         if not self._writer.pending or now - self._told_at > TELL_S:
-            self._told_at, counters = now, _counted(self._files)
-        self._ranks.answer(FilesDone(number, start, count, counters))
+            self._told_at, counters = now, self._files.counters()
+        self._ranks.answer(FilesDone(number, start, count, counters, self._files.take_left()))
 
     def close(self) -> None:
         """Rank 0 has ended: what it has asked for is written, or is not needed."""

@@ -95,7 +95,7 @@ class ReadPages(msgspec.Struct, tag=True, array_like=True):
 
 
 class FileOrder(msgspec.Struct, tag=True, array_like=True):
-    """Of files: "extend" or "drop" a session, "tidy" (answered, with number 0), a key was "used"; of what is read: "pause" what nobody
+    """Of files: "extend" or "drop" a session, "tidy" (both answered, with number 0), a key was "used"; of what is read: "pause" what nobody
     waits for (at: whether), "hurry" with it, "cancel" a number."""
 
     what: str
@@ -111,12 +111,13 @@ class RankLoaded(msgspec.Struct, tag_field="kind", tag=True):
 
 class FilesDone(msgspec.Struct, tag_field="kind", tag=True):
     """To rank 0: a page is written (count 1), was not worth its room (0), or the disk takes no more (-1); or so many pages of a piece
-    came, which begins at `start`. counters: of files, now and then."""
+    came, which begins at `start`. counters: of files, now and then; left: keys that went from them, where rank 0 has a list of these."""
 
     number: int
     start: int = 0
     count: int = 0
     counters: dict[str, float] = {}
+    left: list[bytes] = []
 
 
 OfFiles = WritePage | ReadPages | FileOrder

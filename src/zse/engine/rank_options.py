@@ -8,7 +8,7 @@ from zse.errors import ConfigError
 
 NOT_OF_RANKS = "mmproj resident_layers expert_memory lazy_experts kv_listen kv_peers".split()
 NOT_OF_STAGES = [*NOT_OF_RANKS, "tensor_parallel_size", "expert_parallel", "adapter_slots", "kv_layout"]
-NOT_OF_OWN_PAGES = ["adapter_slots", "kv_layout", "cache_disk"]
+NOT_OF_OWN_PAGES = ["adapter_slots", "kv_layout"]
 
 
 def num_ranks(config: Any) -> int:

@@ -208,7 +208,7 @@ class Leader(Ranks):
         self._peers: list[Peer] = []
         self._encoder = msgspec.msgpack.Encoder()
         self._loaded: set[int] = set()
-        self.answers: deque[tuple[int, FilesDone]] = deque()  # (rank, what it says)
+        self.answers: dict[int, deque[FilesDone]] = {}  # what each rank says
         self._poll = select.poll()
         group.look = self.look
 
@@ -279,18 +279,18 @@ class Leader(Ranks):
     def fill_slot(self, slot: int, id: str) -> None:
         self._tell(FillSlot(slot, id))
 
-    def order(self, message: OfFiles) -> None:
-        """What the others are to do with their files (engine/rank_files.py)."""
-        self._tell(message)
+    def order(self, message: OfFiles, rank: int = 0) -> None:
+        """What the others, or one of them, are to do with their files (engine/rank_files.py)."""
+        self._tell(message, rank)
 
     def listen(self, seconds: float) -> None:
         """Wait so long for a rank to say something; what it says. GroupError as look()."""
         self._poll.poll(1000 * seconds)
         self.look()
 
-    def _tell(self, message: Any) -> None:
+    def _tell(self, message: Any, only: int = 0) -> None:
         frame = messages.encode(message)
-        for rank, peer in enumerate(self._peers, 1):
+        for rank, peer in list(enumerate(self._peers, 1))[only - 1 : only] if only else enumerate(self._peers, 1):
             try:
                 peer.process.sock.sendall(frame)
             except OSError as error:
@@ -318,7 +318,7 @@ class Leader(Ranks):
                     error.exit_code, error.code = message.exit_code, message.code
                     raise error
                 if isinstance(message, FilesDone):
-                    self.answers.append((rank, message))
+                    self.answers.setdefault(rank, deque()).append(message)
                 else:
                     self._loaded.add(rank)
             if not data:

@@ -6,9 +6,10 @@ equal to, until one comes whose root has the key in files, and that begins alike
 to go when others need some, and go like all idle ones when nobody comes (engine/idle_memory.py)."""
 
 from itertools import takewhile
+from typing import Any
 
 from zse.cache.eviction import TreeNode
-from zse.cache.files import KEY_BYTES, PageFiles
+from zse.cache.files import KEY_BYTES
 from zse.cache.prefix import common_tokens
 from zse.engine.disk_reads import AwaitingDisk, DiskFetch, DiskReader
 from zse.scheduler.options import RequestOptions
@@ -23,8 +24,8 @@ class SessionAhead:
     """Of a device whose pages the host may write, for models whose pages are all that a prompt goes on from; of others nothing
     is read. num_read: pages that came, but those that a request has claimed."""
 
-    def __init__(self, scheduler, mover, files: PageFiles, reader: DiskReader):
-        self._life, self._cache, self._mover = scheduler.life, scheduler.cache, mover
+    def __init__(self, scheduler, cache, mover, files: Any, reader: DiskReader):
+        self._life, self._cache, self._mover = scheduler.life, cache, mover
         self._files, self._reader, self._requests = files, reader, scheduler.requests
         self.num_read = 0
         # Key of the root, tokens of the first page, while anything is read or unclaimed.
@@ -40,7 +41,7 @@ class SessionAhead:
             return
         root, keys = self._files.last_session()
         most = min(int(MOST_PAGES * cache.allocator.num_pages), cache.allocator.num_empty)
-        pages = cache.allocator.allocate(min(len(keys), most))
+        pages = cache.page_list(cache.allocator.allocate(min(len(keys), most)) or ())
         if not pages:
             return
         self._mover.run(cache.take_transfers())  # what was in them may be on its way to the host
@@ -92,6 +93,11 @@ class SessionAhead:
         self._life.job_pages[:] = [each for each in self._life.job_pages if each is not pages]
         self._cache.allocator.release(pages)
 
+    @property
+    def num_pages(self) -> int:
+        """Pages that are kept for what is read, which nobody has asked for."""
+        return len(self._held.places) if self._held is not None else 0
+
     def claim(self, asked: AwaitingDisk) -> list[AwaitingDisk]:
         """A request comes: where this is its tenant's and salt's, and begins as its prompt does, it becomes a reading of the
         request's own, which is over or under way; else []."""
@@ -109,7 +115,7 @@ class SessionAhead:
         self._came = []
         if not came:
             return []
-        pages = [node.page for _, node in came]
+        pages = self._cache.page_list(node.page for _, node in came)
         self._cache.allocator.retain(pages)
         self._cache.prefix.withdraw(pages)
         self.num_read -= len(pages)  # they are counted with the request

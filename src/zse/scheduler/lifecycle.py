@@ -96,6 +96,8 @@ class Lifecycle:
         is_swapped = request.id in cache.swapped
         spare = awaited + kept + cache.num_groups * (self._spare_pages(request, length) if running else 0)
         tokens = request.compared_tokens if request.options.images else request.tokens
+        if cache.preferred is not None and request.options.rank >= 0:
+            cache.preferred[request.id] = request.options.rank
         cached = cache.admit(request.id, length, tokens, request.salt, spare, request.options.session)
         if cached is not None and request.options.images and not is_swapped:
             cached = self._end_before_image(request, length, spare, cached)

@@ -45,7 +45,8 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     is likely to go another way, a model with a state keeps it there. structure: the form of the answer, None: any.
     max_wait_s: how long it may wait before it begins, None: any time. session: the name (32 hex digits) of the session that
     it is of, "": of none; session_ttl: seconds for which that is kept from now on. images: of the prompt, in its order: the
-    engine's ImageInputs, in the scheduler PlacedImages."""
+    engine's ImageInputs, in the scheduler PlacedImages. rank: the one to whose pages the prompt's beginning was read, where ranks have pages
+    of their own (the engine's to fill in), -1: of none."""
 
     tenant: str = ""
     weight: Annotated[float | None, Field(Number(0, MAX_WEIGHT, above_low=True), routes=())] = None
@@ -80,6 +81,7 @@ class RequestOptions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     structure: Structure | None = None
     max_wait_s: float | None = None
     images: tuple[Any, ...] = ()
+    rank: int = -1
 
 
 DEFAULT = RequestOptions()
