@@ -20,9 +20,11 @@ from zse.formats.gguf_blocks import dequantize, to_scheme
 from zse.formats.matrix import Rows
 from zse.formats.source import DENSE_TYPES
 from zse.kernel import cache
+from zse.kernels.matmul_affine_parts import FP4_CODES, FP4_MIDDLE
 from zse.models import registry
 from zse.models.load import load_model, plan_model
 from zse.plan.rules import JOINED
+from zse.quant.lut4 import FORMATS, TABLES
 from zse.runtime.cpu import CPUDevice
 from zse_emulator import EmulateDevice
 
@@ -210,3 +212,9 @@ def test_the_plan_says_what_two_bits_become(file_of):
         bits = 8 * up.scheme.nbytes(*up.shape) / (up.shape[0] * up.shape[1])
         assert up.scheme.name == "lut4-iq2-g32-i8" and bits == 4.3125
         assert sum(plan.memory_bytes.values()) >= sum(matrix.scheme.nbytes(*matrix.shape) for matrix in plan.matrices)
+
+
+def test_scales_of_4_bit_floats_go_with_their_table():
+    """Kernels without VNNI take the numbers plus FP4_MIDDLE as 5 bits, by how scales are stored."""
+    tables = {table for table, code, _ in FORMATS if code in FP4_CODES}
+    assert {max(map(abs, TABLES[table][0])) for table in tables} == {FP4_MIDDLE}

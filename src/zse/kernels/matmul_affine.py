@@ -18,16 +18,17 @@ from zse.kernels import matmul_affine_many
 from zse.kernels.matmul_affine_parts import (
     BLOCK_TILES,
     LUT,
-    MIDDLE,
     SUPER,
     Int8Product,
     coded,
+    dot_bits,
     group_scales,
     half_sum,
     in_units,
     is_coded,
     joined_dots,
     load_scales,
+    middle,
     num_groups,
     prefetch_block,
     prefetch_scales,
@@ -61,7 +62,7 @@ def accumulate(acc, first, w, scales, a, block, p):
     low = [zl.cast_ptr(row + block * 32, zl.i32) for row in a.low]
     if p.GROUP == 16:
         left, right = scales
-        lefts, rights = joined_dots(w, q, low, 0, 4, p.BITS), joined_dots(w, q, low, 4, 4, p.BITS)
+        lefts, rights = joined_dots(w, q, low, 0, 4, dot_bits(p)), joined_dots(w, q, low, 4, 4, dot_bits(p))
         for t in zl.static(range(tokens)):
             i, unit = first + t, a.scale[t][block]
             acc[i] = zl.fma(zl.convert(lefts[t], zl.f32), left[0] * unit, acc[i])
@@ -72,7 +73,7 @@ def accumulate(acc, first, w, scales, a, block, p):
                 acc[i] = zl.fma(left[1], half, acc[i])
                 acc[i] = zl.fma(right[1], a.sum[t][block] - half, acc[i])
     else:
-        totals = joined_dots(w, q, low, 0, 8, p.BITS)
+        totals = joined_dots(w, q, low, 0, 8, dot_bits(p))
         for t in zl.static(range(tokens)):
             i = first + t
             acc[i] = zl.fma(zl.convert(totals[t], zl.f32), scales[0] * a.scale[t][block], acc[i])
@@ -208,7 +209,7 @@ def weight_f32(p, planes, scales, block, k, part):
 def f32_scales(p, planes, group, part):
     """(scale, offset) of a group, f32."""
     s, o = group_scales(p, planes, group, part)
-    return s, s * -MIDDLE[p.BITS] if p.SYMMETRIC else o
+    return s, s * -middle(p) if p.SYMMETRIC else o
 
 
 @zl.kernel

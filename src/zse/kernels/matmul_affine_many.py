@@ -15,6 +15,7 @@ from zse.kernels.matmul_affine_parts import (
     STEPS_I16,
     Activations,
     Int8Product,
+    dot_bits,
     half_sum,
     load_scales,
     num_groups,
@@ -159,7 +160,7 @@ def pair_dots(p, words, q, low, first, count):
 def pair_dots_i8(p, words, q, first, count):
     """The same by sums of i16, for weights of 4 to 6 bits. Where these are widened more than once, two tokens at a time: sums
     and totals of four do not fit 16 registers."""
-    lanes, run = zl.target.lanes, STEPS_I16[p.BITS]
+    lanes, run = zl.target.lanes, STEPS_I16[dot_bits(p)]
     together = len(q) if run >= count else 2
     totals = [[zl.i32.x(lanes)(0) for _ in q] for _ in words]
     for start in zl.static(range(first, first + count, run)):
@@ -182,7 +183,7 @@ def pair_dots_i8(p, words, q, first, count):
 def widens(p):
     """Whether i16 values are multiplied: without VNNI and dotprod, where bytes take more steps (weights of 8 bits a sign,
     int16 activations two products, each then a sum of pairs)."""
-    return not (zl.target.has("vnni") or zl.target.has("dotprod")) and (p.WIDE or p.BITS in (8, LUT))
+    return not (zl.target.has("vnni") or zl.target.has("dotprod")) and (p.WIDE or dot_bits(p) in (8, LUT))
 
 
 @zl.inline
@@ -196,7 +197,7 @@ def widened_weights(p, w):
     """unpack()'s bytes as pairs of i16: of each step columns 0 and 2, then 1 and 3; less 128 of 8 bits."""
     lanes = zl.target.lanes
     parts = [[(step >> shift) & zl.i32.x(lanes)(EVEN) for shift in zl.static((0, 8))] for step in w]
-    if p.BITS in (8, LUT):
+    if dot_bits(p) in (8, LUT):
         parts = [[zl.add_i16(part, zl.i32.x(lanes)(LESS_128)) for part in step] for step in parts]
     return [part for step in parts for part in step]
 
@@ -247,7 +248,7 @@ def activations_at(p, tokens):
 @zl.inline
 def has_offset(p):
     """Whether load_scales gives an offset."""
-    return not (p.SYMMETRIC and p.BITS in (8, LUT) and not zl.target.has("vnni"))
+    return not (p.SYMMETRIC and dot_bits(p) in (8, LUT) and not zl.target.has("vnni"))
 
 
 @zl.inline

@@ -11,6 +11,8 @@ LUT = "lut4"  # as BITS: indices of 4 bits, looked up in a table (zse.kernels.ma
 HIGH_WORDS = {4: 0, 5: TILE, 6: 2 * TILE, 8: 0, LUT: 0}  # i32 of `high` in a block of a tile, by bits
 STEPS_I16 = {4: 8, 5: 4, 6: 2}  # by bits, steps whose i16 sums cannot overflow: steps * 2 * (2**bits - 1) * 127 < 32768
 MIDDLE = {4: 8.0, 5: 16.0, 6: 32.0, 8: 128.0, LUT: 128.0}  # what a symmetric scheme subtracts
+FP4_CODES = ("e8m0", "e4m3")  # of scales of LUT whose table has numbers up to FP4_MIDDLE (zse.quant.lut4)
+FP4_MIDDLE = 12.0
 # Blocks of 32 columns that share a factor where scales are integers: CODE "i6" (q4, q5) and "i8" (q6) of affine weights
 # (zse.quant.superblock). Their scales and offsets are widened together, into WIDE_ROWS rows of 16.
 SUPER, WIDE_ROWS = 8, 16
@@ -168,6 +170,21 @@ def group_scales(p, planes, group, part):
 
 
 @zl.inline
+def dot_bits(p):
+    """Of the bytes that are multiplied, as BITS: FP4's numbers plus 12 are 5 bits, whose products add up in i16. VNNI and
+    dotprod take 8 bits as they are."""
+    if p.BITS == LUT and p.CODE in FP4_CODES and not (zl.target.has("vnni") or zl.target.has("dotprod")):
+        return 5
+    return p.BITS
+
+
+@zl.inline
+def middle(p):
+    """What a symmetric scheme subtracts."""
+    return MIDDLE[p.BITS] if dot_bits(p) == p.BITS else FP4_MIDDLE
+
+
+@zl.inline
 def tile_factor(p, tile):
     """A tile's part of the plane `factor`, or None."""
     if p.CODE == "i8":
@@ -177,9 +194,13 @@ def tile_factor(p, tile):
 
 @zl.inline
 def lookup_table(p):
-    """The 16 numbers, each plus 128, as often as a register holds them."""
+    """The 16 numbers, each plus middle(), as often as a register holds them."""
+    lanes = zl.target.lanes
     words = [word ^ -2139062144 for word in (p.table0, p.table1, p.table2, p.table3)]  # 0x80808080
-    return zl.make_vector(*words * (zl.target.lanes // 4))
+    table = zl.make_vector(*words * (lanes // 4))
+    if dot_bits(p) != p.BITS:
+        table = zl.add_i16(table, zl.i32.x(lanes)(-1953723508))  # 116 less: 0x8B8C8B8C, no byte borrows
+    return table
 
 
 @zl.inline
@@ -319,9 +340,9 @@ def in_units(p, s, o):
     """A scale, and an offset or None, as the dot products want them: these are of q, or of q - 128 for BITS 8 and LUT
     without VNNI; of int16 activations they are 256 times as large, and the scale as much smaller."""
     unit = s * (1 / 256) if p.WIDE else s
-    centered = p.BITS in (8, LUT) and not zl.target.has("vnni")
+    centered = dot_bits(p) in (8, LUT) and not zl.target.has("vnni")
     if p.SYMMETRIC:
-        return unit, None if centered else s * -MIDDLE[p.BITS]
+        return unit, None if centered else s * -middle(p)
     return unit, zl.fma(s, 128.0, o) if centered else o
 
 

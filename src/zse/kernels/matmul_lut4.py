@@ -3,7 +3,8 @@ indices.
 
 One instruction looks up the numbers of 4 indices a lane, plus 128, so that they are without a sign as the multiply-add
 wants them; from there on they are symmetric 8-bit weights: matmul_affine's loops, with scales as
-zse.kernels.matmul_affine_parts.table_step makes them."""
+zse.kernels.matmul_affine_parts.table_step makes them. 4-bit floats (up to 12) are 5-bit weights where that is cheaper
+(dot_bits)."""
 
 from zse import kernel as zl
 from zse.kernels.matmul_affine import FEW, TILES, F32Product, multiply_tile, multiply_tile_f32
