@@ -515,8 +515,8 @@ def test_the_grammar_process_dies_while_it_is_asked(lazy, always, tokenizer, mon
 
 def test_a_mask_that_ends_the_process_twice_ends_its_request_alone(lazy, monkeypatch):
     """It ended the process four times, for which everybody waited, and then every request with a grammar was lost."""
-    begin, restarts = Grammars.begin, lazy.counters()["grammar_process_restarts"]
     whole = replies_of(lazy, [(12, GRAMMARS["regex"], {})])[0]
+    begin, restarts = Grammars.begin, lazy.counters()["grammar_process_restarts"]
     deadly = []
 
     def begin_and_die(self, asks):
