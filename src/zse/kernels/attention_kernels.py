@@ -365,7 +365,8 @@ def attend(p, pages, segment, token, head, rows, sub, work):
     """Query rows sub .. sub + R - 1 of a tile over a segment; beyond the last one the last is computed again and its copies are
     dropped."""
     L, R = zl.target.lanes, p.R
-    VECTORS = 2 if L == 8 and R == 4 else 4  # sums in registers: AVX2 has 16, the others 32
+    # Sums in registers, of which AVX2 has 16, the others 32: R * VECTORS, R factors of a step, and one vector at a time.
+    VECTORS = 2 if L == 8 and R == 4 else 4
     which = [min(sub + r, rows - 1) for r in zl.static(range(R))]
     queries = [
         p.q
