@@ -12,6 +12,7 @@ from zse.runtime import gpu_graph
 from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.cuda import CUDADevice
+from zse.runtime.gpu import SharedStream
 from zse.runtime.gpu_memory import GrowingBuffer
 from zse.tensor import Tensor
 
@@ -328,6 +329,33 @@ def test_submit_returns_before_the_work_is_done(device):
     for _ in range(10):
         graph.submit().wait()
     assert len(device._events) == events
+
+
+def test_devices_of_one_gpu_compute_in_one_stream(library, tmp_path):
+    """Launches of two models of a process: the second's wait for all of the first's, whose blocks may wait for each other."""
+    fake = Fake(library, tmp_path)
+    fake.set(devices=2)
+    first, second = (CUDADevice(0, CUDADriver(fake.path), kernels()) for _ in range(2))
+    other = CUDADevice(1, CUDADriver(fake.path), kernels())
+    assert first.stream == second.stream != other.stream and first.submit_lock is second.submit_lock
+    outs = []
+    for device in (first, second, other):
+        out = tensor(device, [0.0] * 3)
+        recorder = device.record()
+        recorder.launch("scale_rows", Args(x=out, out=out, width=3, factor=1.0, add=1.0), 1)
+        outs.append((device, recorder.finish()))
+    waiting = [graph.submit() for _, graph in (outs[0], outs[2])]
+    outs[1][1].run()
+    assert [line[0] for line in fake.log()] == ["scale_rows"] * 2  # not what the other GPU was given
+    for ticket in waiting:
+        ticket.wait()
+    first.close()
+    outs[1][1].run()
+    for device in (second, other):
+        device.close()
+    with CUDADevice(0, CUDADriver(fake.path), kernels()) as again:
+        assert floats(again, tensor(again, [2.0])) == [2.0]
+    assert not SharedStream.opened
 
 
 def test_a_dropped_ticket_gives_its_event_back(device, fake):

@@ -14,6 +14,7 @@ from zse.runtime.args import Args
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.bindings.driver import ROLES
 from zse.runtime.cuda import CUDADevice, list_devices
+from zse.runtime.gpu import SharedStream
 from zse.runtime.opening import PendingDevice, open_device
 from zse.tensor import Tensor
 
@@ -35,6 +36,7 @@ def device(fake):
     made = CUDADevice(kernels=kernels())
     yield made
     made.close()
+    assert not SharedStream.opened  # a lost device's is no other's
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """What the GPU devices share: programs from compiled images, memory, streams, events, synchronous reads and writes.
 
-A device has one compute stream, in which everything that is submitted runs in order, and one copy stream for the
-loading of weights. The driver's context is current per thread: every entry point makes it so (`use`).
+A device has one compute stream, in which everything that is submitted runs in order, with that of this process's other
+devices on the GPU, and one copy stream for the loading of weights. The driver's context is current per thread: every
+entry point makes it so (`use`).
 """
 
 import ctypes
@@ -24,6 +25,7 @@ from zse.runtime.gpu_memory import PORTABLE, GPUBuffer, GPUStaging, GrowingBuffe
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import ClassVar
 
     from zse.runtime.cpu import CPUDevice
     from zse.runtime.gpu_graph import GPUGraph
@@ -85,6 +87,38 @@ class PackedGPU(GPUCapabilities):
         return self._host
 
 
+class SharedStream:
+    """The stream in which all devices of this process compute on one GPU, the lock of who submits to it, and how many they are.
+    Kernels whose blocks wait for each other (a layer's chain, sums of parts) need all of them on the chip at once, which
+    kernels of another stream could keep from them for ever."""
+
+    opened: "ClassVar[dict[tuple[int, int], SharedStream]]" = {}  # (driver library, ordinal) → its stream
+    guard = threading.Lock()
+
+    def __init__(self, key: tuple[int, int], stream: int):
+        self.key, self.stream, self.lock, self.users = key, stream, threading.RLock(), 0
+
+    @classmethod
+    def of(cls, driver: Driver, ordinal: int) -> "SharedStream":
+        """That of a GPU, whose context is the calling thread's; made where there is none."""
+        key = driver.library._handle, ordinal
+        with cls.guard:
+            if key not in cls.opened:
+                cls.opened[key] = cls(key, driver.pointer("stream_create", NON_BLOCKING))
+            cls.opened[key].users += 1
+            return cls.opened[key]
+
+    def leave(self, driver: Driver) -> None:
+        """One device less. The last one destroys the stream; where the GPU is lost nobody may use it again."""
+        with self.guard:
+            self.users -= 1
+            is_open = self.opened.get(self.key) is self
+            if is_open and (not self.users or driver.lost is not None):
+                del self.opened[self.key]
+            if not self.users and driver.lost is None:
+                driver.stream_destroy(self.stream)
+
+
 class GPUDevice(PackedGPU):
     """Base of the devices behind a CUDA-like driver. The subclass opens the context before it calls __init__.
 
@@ -113,11 +147,13 @@ class GPUDevice(PackedGPU):
         self._tidying: list[tuple[int, list[int]]] = []  # loads that are done but for giving back what they used
         self._graphs: weakref.WeakSet[GPUGraph] = weakref.WeakSet()
         self.use()
-        self.stream = driver.pointer("stream_create", NON_BLOCKING)
         self.copy_stream = driver.pointer("stream_create", NON_BLOCKING)
         self._capture_streams: list[int] = []
         self._fetch_events: dict[int, int] = {}
-        self.table = self._driver_table()
+        table = self._driver_table()
+        self._shared: SharedStream | None = SharedStream.of(driver, ordinal)
+        self.stream, self.submit_lock = self._shared.stream, self._shared.lock
+        self.table = table
 
     def _driver_table(self) -> native.GPUDriverTable:
         """The driver's functions as the C runtime calls them."""
@@ -337,8 +373,9 @@ class GPUDevice(PackedGPU):
                     graph.close()
                 for event in (*self._events, *self._fetch_events.values()):
                     self.driver.event_destroy(event)
-                for stream in (self.stream, self.copy_stream, *self._capture_streams):
+                for stream in (self.copy_stream, *self._capture_streams):
                     self.driver.stream_destroy(stream)
+                self._leave_stream()
                 for module in self._modules.values():
                     self.driver.module_unload(module)
                 self._release_context()
@@ -346,11 +383,17 @@ class GPUDevice(PackedGPU):
             pass  # nothing can be given back one by one: the end of the process does it
         finally:
             self.closed = True
+            self._leave_stream()
             if self._host is not None:
                 self._host.close()
             self._events.clear()
             self._modules.clear()
             self._programs.clear()
+
+    def _leave_stream(self) -> None:
+        shared, self._shared = self._shared, None
+        if shared is not None:
+            shared.leave(self.driver)
 
     def _release_context(self) -> None:
         """Where it is this object's: give the context back."""
