@@ -28,6 +28,7 @@ SWITCHES = {
         "",
         "the key that clients of `zse serve` must send; needed to listen on other than loopback addresses",
     ),
+    "ZSE_MPS": ("", "1: start although CUDA MPS is on; nobody else may compute on the GPU"),
     "ZSE_GPU_CHECK": ("", "1: wait after every GPU kernel, so that an error names the kernel (slow)"),
     "ZSE_ALL_REDUCE": (
         "",

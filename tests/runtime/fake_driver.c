@@ -44,7 +44,7 @@ static char context_object;
 /* ---- settings, failures, counters: what a test asks for and looks at ---- */
 
 static int settings_devices = 1, settings_version = 13000, settings_major = 9, settings_minor = 0, settings_vmm = 1;
-static int settings_eager_copies, settings_register_us, settings_init_us, settings_mode, settings_shared = 232448, settings_read_only_register = 1;
+static int settings_eager_copies, settings_register_us, settings_init_us, settings_mode, settings_mps, settings_shared = 232448, settings_read_only_register = 1;
 static size_t memory_limit = 1ull << 30, memory_used;
 
 #define MAX_RULES 64
@@ -58,6 +58,7 @@ void fake_set(const char *name, long long value) {
     else if (!strcmp(name, "minor")) settings_minor = (int)value;
     else if (!strcmp(name, "vmm")) settings_vmm = (int)value;
     else if (!strcmp(name, "mode")) settings_mode = (int)value;
+    else if (!strcmp(name, "mps")) settings_mps = (int)value;
     else if (!strcmp(name, "shared")) settings_shared = (int)value;
     else if (!strcmp(name, "init_us")) settings_init_us = (int)value;
     else if (!strcmp(name, "register_us")) settings_register_us = (int)value;
@@ -385,6 +386,7 @@ int NAME(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *value, int attribute,
     case 97: *value = settings_shared; break;
     case 102: *value = settings_vmm; break;
     case 113: *value = settings_read_only_register; break;
+    case 133: *value = settings_mps; if (settings_mps < 0) return 1; break; /* a driver that does not know it */
     default: *value = 0;
     }
 #endif

@@ -48,6 +48,7 @@ def device(fake):
         ),
         ({"devices": 0}, r"cuDeviceGetCount: CUDA_ERROR_NO_DEVICE \(100\).*CUDA_VISIBLE_DEVICES.*--device cpu"),
         ({"major": 7, "minor": 5}, r"Fake GPU 0 is sm_75; sm_80 \(Ampere\) or later is needed: use --device cpu"),
+        ({"mps": 1}, r"Fake GPU 0: CUDA MPS runs kernels of several processes.*nvidia-cuda-mps-control.*ZSE_MPS=1"),
         ({"mode": 2}, r"Fake GPU 0: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`"),
     ],
 )
@@ -93,6 +94,15 @@ def test_a_driver_without_a_function(monkeypatch, library, tmp_path):
     with pytest.raises(DeviceError, match="the NVIDIA driver lacks cuLaunchKernel_v9: it is too old"):
         open_device("cuda")
     assert fake.contexts == 0
+
+
+def test_mps_where_nobody_else_computes(fake, monkeypatch):
+    fake.set(mps=-1)
+    open_device("cuda").close()
+    fake.set(mps=1)
+    monkeypatch.setenv("ZSE_MPS", "1")
+    with open_device("cuda") as device:
+        assert device.name == "cuda"
 
 
 def test_names(fake):

@@ -4,8 +4,9 @@ import ctypes
 import os
 from ctypes import byref, c_char, c_char_p, c_int
 
+from zse import env
 from zse.errors import DeviceError
-from zse.runtime.bindings.driver import CUDA, Driver
+from zse.runtime.bindings.driver import CUDA, Driver, DriverError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ CAPABILITY_MINOR = 76
 SHARED_BYTES_OPTIN = 97
 VMM_SUPPORTED = 102
 READ_ONLY_REGISTER = 113
+MPS_ENABLED = 133
 
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED_BYTES = 8
@@ -127,9 +129,21 @@ class CUDADriver(Driver):
             raise DeviceError(
                 f"{self.product}: its compute mode is Prohibited; run `nvidia-smi -c DEFAULT`, or use --device cpu"
             )
+        if self._has_mps(device) and env.get("ZSE_MPS") != "1":
+            raise DeviceError(
+                f"{self.product}: CUDA MPS runs kernels of several processes side by side; blocks of ours wait for each other, for ever "
+                "where another's keep some from the GPU: end it (`echo quit | nvidia-cuda-mps-control`), or set ZSE_MPS=1 where nobody "
+                "else computes on this GPU"
+            )
         # Instructions of sm_90a and sm_100a are not carried over to later architectures: kernels are compiled for one.
         self.isa = f"sm_{self.arch}{'a' if self.arch >= 90 else ''}"
         self.context = self.pointer("context_retain", device)
+
+    def _has_mps(self, device: int) -> bool:
+        try:
+            return self.integer("device_attribute", MPS_ENABLED, device) == 1
+        except DriverError:
+            return False  # older drivers do not know it
 
     def stop(self) -> None:
         """Give the context back."""
