@@ -76,6 +76,16 @@ loop.changed(n.a)""".splitlines()
     "{{(" + LONG + ").strip('b'*1000000*3~'a')}}",
     "{{(" + LONG + ")|trim('b'*1000000*3~'a')}}",
     "{{1.5|round(1000000*1000000)}}",
+    *(
+        "{%set x=('a'*4000000)." + text + "%}"
+        for text in """rfind('ab'~'a'*2000000)
+rindex('ab'~'a'*2000000)
+rsplit('ab'~'a'*2000000)
+rsplit(sep='ab'~'a'*2000000, maxsplit=1)
+rpartition('ab'~'a'*2000000)""".splitlines()
+    ),
+    # The clock was looked at where the steps left were a multiple of 64, which steps of two pass by.
+    *("{{ [1, 'x', none] }}" + "{{ 1 }}" * n + "{%for z in range(100000)%}{{ {'k': 1} }}{%endfor%}" for n in range(4)),
     "{%macro m()%}" + "x" * 60000 + "{%endmacro%}{%for i in range(90000)%}{%set y=m()%}{%endfor%}",
     "{%macro m(s)%}{%for i in range(90000)%}{{s}}{%endfor%}{%endmacro%}{%set y=m(" + LONG + ")%}",
     "{%set y%}{%for i in range(90000)%}" + "x" * 60000 + "{%endfor%}{%endset%}",

@@ -1,5 +1,6 @@
 """Chat templates: equal to transformers' rendering, hostile ones refused, users' text never a control token."""
 
+import random
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from zse.errors import FormatError, RequestError
 from zse.formats.opening import open_model
 from zse.tokenizer import template_limits
 from zse.tokenizer.bpe import from_gguf
-from zse.tokenizer.chat_template import ROLES, ChatTemplate, load_chat_template, no_chat_template
+from zse.tokenizer.chat_template import ROLES, ChatTemplate, find_last, load_chat_template, no_chat_template
 from zse.tokenizer.template_fast import compile_fast
 from zse.tokenizer.template_jinja import JinjaTemplate
 
@@ -782,3 +783,14 @@ def test_an_answer_that_goes_on_with_the_last_message(tokenizer):
     with pytest.raises(RequestError) as caught:
         loud.encode(said, continue_final_message=True)
     assert caught.value.param == "continue_final_message"
+
+
+def test_a_last_message_is_found_in_linear_time():
+    """Backwards Python compares each character of the one with each of the other: these took 20 minutes."""
+    draw = random.Random(1)
+    for _ in range(2000):
+        text, part = ("".join(draw.choices("ab", k=draw.randrange(*sizes))) for sizes in ((0, 30), (1, 4)))
+        assert find_last(text, part) == text.rfind(part)
+    start = time.thread_time()
+    assert find_last("a" * 4_000_000, "ab" + "a" * 2_000_000) == -1
+    assert time.thread_time() - start < 1

@@ -218,7 +218,7 @@ class Environment(ImmutableSandboxedEnvironment):
         return value
 
     def _trim(self, value, chars=None):
-        return self.budget.check_strip(self.budget.shown(value), chars).strip(chars)
+        return self.budget.check_pairs(self.budget.shown(value), chars).strip(chars)
 
     def _from_json(self, text):
         self.budget.check_json(text)

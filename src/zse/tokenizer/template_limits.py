@@ -24,6 +24,7 @@ MAX_MADE_BYTES = (
 BYTES_A_CHARACTER = 64
 ENTRY_BYTES = 64  # of a list, tuple or dict, with the small value in it
 MAX_STEPS = 1_000_000
+STEPS_A_LOOK = 32  # between two looks at the clock, at most, but for what one operation takes at once
 MAX_SECONDS = 0.1  # of CPU time of the thread: a busy machine must not refuse requests
 # More for what the request brings: public templates take 10 to 100 us for each value of a history, and some go through
 # all messages again for each one. An agent's 100 calls with their results are 1,200 values.
@@ -55,6 +56,9 @@ METHODS: dict[type, frozenset[str]] = {
     tuple: frozenset(("count", "index")),
 }
 METHOD_NAMES = frozenset().union(*METHODS.values())
+# Those that may compare each character of a text with each one of another: strip does, and Python searches backwards so
+# (forwards in linear time).
+PAIRED = frozenset("strip lstrip rstrip rfind rindex rsplit rpartition".split())
 
 
 def too_much(what: str, advice: str = "send shorter messages") -> RequestError:
@@ -85,6 +89,7 @@ class Budget(threading.local):
     """What the render in progress on this thread may still do. Its methods raise RequestError (400)."""
 
     steps = most_steps = bytes = num_messages = num_tools = 0
+    looks_at = 0  # steps left from which on the time is looked at
     usual_seconds = seconds = deadline = 0.0
 
     def start(self, variables: dict) -> None:
@@ -94,17 +99,20 @@ class Budget(threading.local):
         count = min(given.count("': "), MOST_VALUES)  # entries of dicts, more or less
         self.usual_seconds = self.seconds = MAX_SECONDS + SECONDS_A_VALUE * count
         self.most_steps = MAX_STEPS + STEPS_A_VALUE * count
-        self.steps, self.deadline = self.most_steps, time.thread_time() + self.seconds
+        self.steps = self.looks_at = self.most_steps
+        self.deadline = time.thread_time() + self.seconds
         self.bytes = MAX_MADE_BYTES + BYTES_A_CHARACTER * len(given)
 
     def spend(self, steps: int = 1) -> None:
         self.steps -= steps
-        if self.steps < 0 or (self.steps & 63 == 0 or steps > 8) and self._is_late():
-            raise too_much(
-                f"more than {self.most_steps} steps or {self.seconds:.2g} s for {self.num_messages} messages and "
-                f"{self.num_tools} tools",
-                "leave out the oldest messages with their tool calls, or tools that are not needed",
-            )
+        if self.steps < self.looks_at:
+            self.looks_at = max(self.steps - STEPS_A_LOOK, 0)
+            if self.steps < 0 or self._is_late():
+                raise too_much(
+                    f"more than {self.most_steps} steps or {self.seconds:.2g} s for {self.num_messages} messages and "
+                    f"{self.num_tools} tools",
+                    "leave out the oldest messages with their tool calls, or tools that are not needed",
+                )
 
     def _is_late(self) -> bool:
         if time.thread_time() <= self.deadline:
@@ -208,8 +216,8 @@ class Budget(threading.local):
             return self.replace(owner, *args)
         if isinstance(owner, str) and name == "join":
             return self.join(list(*args), owner)
-        if isinstance(owner, str) and name in ("strip", "lstrip", "rstrip") and args:
-            self.check_strip(owner, *args)
+        if isinstance(owner, str) and name in PAIRED and (args or kwargs):
+            self.check_pairs(owner, *args[:1], *kwargs.values())
         self.weigh(None if isinstance(owner, dict) else owner, *args, *kwargs.values())
         return self.result(function(*args, **kwargs), owner, *args)
 
@@ -217,10 +225,10 @@ class Budget(threading.local):
         """What an operation gives; paid for unless it is one of the values that it was given."""
         return value if any(value is one for one in given) else self.made(value)
 
-    def check_strip(self, text, characters=None):
-        """Before str.strip: it looks for each character of the text in all of `characters`. The text."""
-        if isinstance(text, str) and isinstance(characters, str):
-            self.spend(1 + len(text) * len(characters) // 4096)
+    def check_pairs(self, text, *others):
+        """Before a method of PAIRED. The text."""
+        if isinstance(text, str):
+            self.spend(1 + sum(len(text) * len(other) // 4096 for other in others if isinstance(other, str)))
         return text
 
     def shown(self, value) -> str:

@@ -121,7 +121,7 @@ OPERATORS: dict[type, Callable] = {
     ast.USub: operator.neg,
 }
 FILTERS: dict[str, Callable] = {
-    "trim": lambda value, chars=None: BUDGET.check_strip(str(value), chars).strip(chars),
+    "trim": lambda value, chars=None: BUDGET.check_pairs(str(value), chars).strip(chars),
     "upper": lambda value: str(value).upper(),
     "lower": lambda value: str(value).lower(),
     "length": len,
