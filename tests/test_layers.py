@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from zse.syntax import parse
+
 SOURCE = Path(__file__).parents[1] / "src" / "zse"
 # docs/design/0001-cpu-engine.md, "Layers and ownership". `bench` stands before `cli`, whose command runs it.
 ORDER = (
@@ -18,6 +20,7 @@ ORDER = (
     "lazy",
     "log",
     "trust",
+    "syntax",
     "kernel",
     "runtime",
     "tensor",
@@ -68,7 +71,7 @@ def imports_of(source: str) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every import in `source`, wherever it stands: inside functions and under `if` as well.
 
     import_module with a literal or an f-string counts, up to the first run-time part."""
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -124,7 +127,7 @@ def inner_imports(source: str) -> list[int]:
         r"^[ \t]+(import|from)\s", source, re.MULTILINE
     ):  # spares parsing: one in a function stands on a line of its own
         return []
-    functions = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    functions = [n for n in ast.walk(parse(source)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
     return sorted({n.lineno for f in functions for n in ast.walk(f) if isinstance(n, ast.Import | ast.ImportFrom)})
 
 
@@ -145,7 +148,7 @@ def module_graph() -> dict[str, set[str]]:
         files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     graph: dict[str, set[str]] = {}
     for module, path in files.items():
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = list(ast.walk(parse(path.read_text(encoding="utf-8"))))
         for_types = {
             child
             for node in nodes
@@ -196,7 +199,7 @@ def test_a_cycle_is_found():
 
 
 def test_the_package_itself_imports_nothing_at_its_top():
-    tree = ast.parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
+    tree = parse((SOURCE / "__init__.py").read_text(encoding="utf-8"))
     assert not [node.lineno for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
 
 

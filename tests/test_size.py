@@ -5,8 +5,10 @@ import re
 from collections import Counter, defaultdict
 from pathlib import Path
 
+from zse.syntax import parse
+
 SOURCE = Path(__file__).parents[1] / "src" / "zse"
-MAX_LINES = 128_433
+MAX_LINES = 128_441
 MAX_FILE, MAX_FUNCTION = 500, 80
 # How many are longer, and how many names of public classes stand in two modules. The aim is none.
 LONGER_FILES, LONGER_FUNCTIONS, DOUBLE_NAMES = 0, 0, 0
@@ -48,7 +50,7 @@ def test_no_function_is_long():
     found = [
         f"{path.relative_to(SOURCE)}:{line} {name}: {lines}"
         for path in sources(".py")
-        for name, line, lines in functions(ast.parse(path.read_text(encoding="utf-8")))
+        for name, line, lines in functions(parse(path.read_text(encoding="utf-8")))
         if lines > MAX_FUNCTION
     ]
     assert len(found) <= LONGER_FUNCTIONS, "\n".join(found)
@@ -61,16 +63,16 @@ def test_a_name_stands_for_one_thing():
     twice = {name for name, count in names.items() if count > 1}
     places = defaultdict(list)
     for path, text in texts.items():
-        for name in public_classes(ast.parse(text)) if any(f"class {name}" in text for name in twice) else ():
+        for name in public_classes(parse(text)) if any(f"class {name}" in text for name in twice) else ():
             places[name].append(str(path.relative_to(SOURCE)))
     found = {name: where for name, where in places.items() if len(where) > 1}
     assert len(found) <= DOUBLE_NAMES, "\n".join(f"{name}: {', '.join(where)}" for name, where in found.items())
 
 
 def test_long_functions_and_double_names_are_found():
-    long = ast.parse("def f():\n" + "    x = 1\n" * 80)
+    long = parse("def f():\n" + "    x = 1\n" * 80)
     assert list(functions(long)) == [("f", 1, 81)]
-    assert public_classes(ast.parse("class A: pass\nclass _B: pass\n")) == ["A"]
+    assert public_classes(parse("class A: pass\nclass _B: pass\n")) == ["A"]
 
 
 def test_test_modules_have_names_of_their_own():

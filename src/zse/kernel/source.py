@@ -5,13 +5,13 @@ import ast
 import inspect
 import linecache
 import textwrap
-from _thread import allocate_lock
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType
 from typing import Any
 
 from zse.errors import CompileError
+from zse.syntax import parse
 
 
 @dataclass
@@ -70,8 +70,6 @@ def innermost(stager: object, node: ast.stmt, error: Exception) -> ast.AST:
     return found
 
 
-# CPython counts how deep it is in a tree for all threads together: two that parse fail now and then (SystemError).
-_parsing = allocate_lock()
 _sources: dict[object, Source] = {}
 
 _AROUND = __file__.replace("\\", "/").removesuffix("zse/kernel/source.py")  # the folder that the package lies in
@@ -94,8 +92,7 @@ def source_of(function) -> Source:
     if function not in _sources:
         lines, first = _lines_of(function)
         text = "".join(lines)
-        with _parsing:
-            tree = ast.parse(textwrap.dedent(text)).body[0]
+        tree = parse(textwrap.dedent(text)).body[0]
         assert isinstance(tree, ast.FunctionDef)
         indent = len(lines[0]) - len(lines[0].lstrip())
         assigned = frozenset(

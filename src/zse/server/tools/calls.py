@@ -3,16 +3,13 @@
 import ast
 import json
 import re
-import threading
-import warnings
 from collections.abc import Iterable
 
 import msgspec
 
+from zse.syntax import parse
+
 MAX_PYTHON = 64 << 10  # characters of Python that are parsed
-# Two threads that parse fail now and then with SystemError: CPython counts how deep it is in a tree for all of them
-# together. What it warns of is all threads', too.
-_parsing = threading.Lock()
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -129,9 +126,7 @@ def read_python(text: str) -> list[ToolCall] | None:
     if len(text) > MAX_PYTHON:
         return None
     try:
-        with _parsing, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Python thinks of a model's escapes
-            tree = ast.parse(text.strip())
+        tree = parse(text.strip())
         calls = [_python_call(node) for statement in tree.body for node in _python_nodes(statement)]
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
