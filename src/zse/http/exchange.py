@@ -190,7 +190,9 @@ def _count_members(value: object) -> int:
     """Object members below `value`, by containers only (depth is bounded before this runs)."""
     if type(value) is dict:
         return len(value) + sum(_count_members(item) for item in value.values() if type(item) in (dict, list))
-    return sum(_count_members(item) for item in value if type(item) in (dict, list)) if type(value) is list else 0
+    if type(value) is not list or {*map(type, value)}.isdisjoint((dict, list)):  # a million token ids, say
+        return 0
+    return sum(_count_members(item) for item in value if type(item) in (dict, list))
 
 
 def _check_depth(bare: bytes) -> None:

