@@ -143,6 +143,7 @@ FAMILIES = [
     ("gemma3", "fp8"),
     ("qwen3", "int6"),
     ("gpt_oss", None),
+    ("olmo2", "bf16"),
     ("mixtral", "bf16"),
     ("qwen3_moe", "bf16"),
     ("deepseek_v2_lite", "bf16"),

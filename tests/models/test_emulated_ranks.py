@@ -152,6 +152,8 @@ def logits_of(path, tokens, size, sizes, like="sm_90a", **more):
         ("llama", "sm_90a", [12, 1, 1], None),
         pytest.param("gemma3", "sm_80", [12, 1], None, marks=pytest.mark.exhaustive),
         ("llama", "sm_90a", [5, 8, 1], "int4"),
+        ("olmo2", "sm_90a", [9, 1], None),
+        pytest.param("minimax_m2", "sm_80", [9, 1], None, marks=pytest.mark.exhaustive),
         pytest.param("mixtral", "sm_90a", [9, 1], None, marks=pytest.mark.exhaustive),
         pytest.param("minicpm3", "sm_90a", [9, 1], None, marks=pytest.mark.exhaustive),
         pytest.param("lfm2", "sm_90a", [9, 1], None, marks=pytest.mark.exhaustive),

@@ -73,6 +73,11 @@ def test_forms_by_size(recorded, monkeypatch):
     # 64 rows of 5,120 numbers are just too many as f32, and go one way as bf16.
     (half,) = symbols(Tensor(memory, (recorder.symbol("middle", 64), 5120), "f32"))
     assert half[0] == "all_reduce_small_half_2" and half[1][0].value({"middle": 3}) == 15
+    # Sums of squares are as narrow, and stay f32 however many they are.
+    assert [symbols(Tensor(memory, (rows, 8), "f32"))[0][0] for rows in (4096, 1 << 20)] == [
+        "all_reduce_small_f32_2",
+        "all_reduce_large_f32_2",
+    ]
     collectives._group.exact = True
     exact = AlonePeers(collectives._group, device)
     monkeypatch.setenv("ZSE_ALL_REDUCE", "int8")

@@ -17,6 +17,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "embed": ("EMBED",),
     "norm": ("ADD_RMSNORM",),
     "rope": ("ROPE_TABLE",),
+    "whole_norm": ("HEAD_SQUARES", "WHOLE_NORM"),
     "qkv_post": ("QKV_POST",),
     "attention": ("ATTENTION",),
     "heads_attention": ("HEADS_ATTENTION",),

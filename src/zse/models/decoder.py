@@ -209,7 +209,8 @@ class Decoder:
         if name is not None:
             self.trace.shape(name)
         weights = {} if name is None else {"weight": name}
-        return self.trace.add("head_norm", (x,), x.width, weights, eps=self.config.norm_eps)
+        options: dict[str, Any] = {"whole": True} if self.whole_qk_norm and name else {}
+        return self.trace.add("head_norm", (x,), x.width, weights, eps=self.config.norm_eps, **options)
 
     def rotate(self, x: Value, i: int, name: str) -> Value:
         """`name`, q or k, turned by the layer's rope."""

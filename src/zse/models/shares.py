@@ -90,7 +90,9 @@ class ModelShare:
         self._own = self._own_experts() if whole_experts else None
         self.divides_rows = whole_attention
         self._check_kind()
-        self._gated = 2 if getattr(registry.architecture(config.architecture), "gated_attention", False) else 1
+        architecture = registry.architecture(config.architecture)
+        self._gated = 2 if getattr(architecture, "gated_attention", False) else 1
+        self._whole_norms = {"q_norm": "q", "k_norm": "k"} if getattr(architecture, "whole_qk_norm", False) else {}
         if config.num_heads < size and not whole_attention:
             raise self._refused("attention heads", config.num_heads, f"at least {size}")
         self._heads = [(0, config.num_heads)] * size
@@ -141,9 +143,6 @@ class ModelShare:
         if self.divides_rows and config.latent is None:
             what = f"{self.path}: --data-parallel-attention: attention"
             raise UnsupportedError(what, "with keys and values of heads", ["of latents (DeepSeek V2 and its like)"])
-        for role, infos in self._stored.items():
-            if role.endswith((".q_norm", ".k_norm")) and infos[0].num_elements > config.max_head_dim:
-                raise self._refused("norms of q and k", "over all heads together", "of each head")
 
     # -- where cuts are
 
@@ -241,6 +240,13 @@ class ModelShare:
         columns = self._columns_of(f"layers.{layer}.{name}")
         return rows or None, [self._span(columns, layer)] if columns else None
 
+    def whole_norm(self, layer: int) -> tuple[tuple[int, int], float]:
+        """Of norms over all heads together: the columns of q and of k of all ranks, and how much of its keys' sum of squares
+        is a rank's part, where others have the same KV heads."""
+        mine, dim = self._kv_span(layer, self.rank), self.whole.head_dim_of(layer)
+        copies = sum(self._kv_span(layer, rank) == mine for rank in range(self.size))
+        return (self.whole.num_heads * dim, self.whole.kv_heads_of(layer) * dim), 1 / copies
+
     def gathered(self, layer: int, ordered: Iterable[str]) -> dict[str, tuple[int, ...]]:
         """Of products of a layer whose columns are in an order of their own (zse.formats.column_order) and cut: how many of their
         inputs each rank makes. A rank's columns are a range of that order, as long as its own inputs are: of any rank's."""
@@ -293,7 +299,7 @@ class ModelShare:
         return COLUMNS.get(name) or (self._mixers.columns(int(layer[7:]), name) if self._mixers else "")
 
     def _row_kinds(self, layer: int, name: str) -> tuple[str, ...]:
-        return ROWS.get(name) or (self._mixers.rows(layer, name) if self._mixers else ())
+        return ROWS.get(self._whole_norms.get(name, name)) or (self._mixers.rows(layer, name) if self._mixers else ())
 
     def _span(self, kind: str, layer: int, rank: int | None = None) -> Span:
         """Rows or columns, in numbers. rank: whose, by default this one's; of mixers (whose columns have no order) always."""

@@ -22,6 +22,7 @@ from zse.kernels import (
     reorder,
     route,
     scan,
+    whole_norm,
 )
 from zse.kernels.activation import gated
 from zse.kernels.attention import attention
@@ -258,6 +259,28 @@ def _heads(run: "Run", node: Node) -> None:
     )
 
 
+def _head_squares(run: "Run", node: Node) -> None:
+    qkv = tuple(run.t[value] for value in node.inputs)
+    _, share = run.planner.model.share.whole_norm(run.layer)
+    widths, sums = node.options["widths"], run.t[node.output]
+    whole_norm.head_squares(run.recorder, qkv if len(qkv) > 1 else qkv[0], widths, sums, share)
+
+
+def _whole_norm(run: "Run", node: Node) -> None:
+    sums, *qkv = (run.t[value] for value in node.inputs)
+    whole, _ = run.planner.model.share.whole_norm(run.layer)
+    whole_norm.whole_norm(
+        run.recorder,
+        tuple(qkv) if len(qkv) > 1 else qkv[0],
+        node.options["widths"],
+        sums,
+        whole,
+        run.vector(node, "q_norm"),
+        run.vector(node, "k_norm"),
+        node.options["eps"],
+    )
+
+
 def _attend(run: "Run", node: Node) -> None:
     kv, layer, options = run.planner.kv, run.layer, node.options
     work = ({"partial": run.t[node]} if node in run.t else {}) | run.sharing
@@ -453,6 +476,8 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "adapt": _adapt,
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
+    "head_squares": _head_squares,
+    "whole_norm": _whole_norm,
     "own_rows": _own_rows,
     "all_rows": _all_rows,
     "send": _send,

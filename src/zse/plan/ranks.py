@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
+from zse.kernels import whole_norm
 from zse.kernels.gather import gather_rows
-from zse.plan.trace import Node, PlanError, Value
+from zse.plan.trace import Node, PlanError, Trace, Value
 from zse.tensor import Tensor
 
 TYPE_CHECKING = False
@@ -25,6 +26,23 @@ def all_reduce(nodes: list[Node], partial: frozenset[str]) -> list[Node]:
             part = node.output
             whole[part] = Value(part.trace, part.width)
             found.append(Node("all_reduce", (part,), whole[part], {}, {}))
+    return found
+
+
+def whole_norms(nodes: list[Node], trace: Trace) -> list[Node]:
+    """q and k that are normalized over all heads together, of which a rank has some: the ranks add up their sums of squares
+    first, and what makes heads normalizes nothing."""
+    found: list[Node] = []
+    for node in nodes:
+        if node.op == "heads" and node.options.get("whole"):
+            sums, total = (Value(trace, whole_norm.SUMS) for _ in range(2))
+            options = {"widths": tuple(trace.shape(node.weights[name])[0] for name in ("q_norm", "k_norm"))}
+            found.append(Node("head_squares", node.inputs, sums, {}, options))
+            found.append(Node("all_reduce", (sums,), total, {}, {}))
+            options |= {"eps": node.options["eps"]}
+            found.append(Node("whole_norm", (total, *node.inputs), Value(trace, 0), node.weights, options))
+            node.weights = {}
+        found.append(node)
     return found
 
 

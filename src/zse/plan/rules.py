@@ -17,6 +17,8 @@ Launchable (zse.plan.record has a launch for each):
     all_gather      (x) → all ranks' x side by side  before that, where columns are shared
     route, experts, combine                        as traced; weights of gate and up perhaps joined, experts with gate: act(gate) * up
     all_reduce      (x) → the sum of all ranks' x  of products whose columns are shared
+    head_squares    (q, k, v) → sums of squares    of q and k over a rank's heads, for norms over all heads together
+    whole_norm      (sums, q, k, v)                q and k, in place, by the sums of all ranks
     own_rows        (stream) → this rank's tokens  whose attention it computes
     all_rows        (x) → all tokens               the others' are zeros
     send, receive   (x) → x                        to the next rank of a pipeline, from the one before
@@ -58,6 +60,8 @@ LAUNCHES = (
         "adapt",
         "all_reduce",
         "all_gather",
+        "head_squares",
+        "whole_norm",
         "own_rows",
         "all_rows",
         "send",
@@ -108,6 +112,7 @@ def fuse(
         nodes = [Node("add", (x, carried), start, {}, before.options | {"carried": True}), *nodes]
     for rule in RULES[device.kernels]:
         nodes = rule(nodes, trace)
+    nodes = ranks.whole_norms(nodes, trace) if trace.partial else nodes
     pending = None
     is_added = nodes and nodes[-1].op == "add" and nodes[-1].output is end
     if is_added and not whole and not nodes[-1].options.get("carried"):

@@ -7,7 +7,7 @@ A Value stands for [tokens, width] numbers, a Node for one operation. The operat
     join        (x, ...) → side by side         norm0, norm1, ...: of an input; eps
     norm        (x) → x normalized              weight, bias; eps, kind ("rms", "layer"); in_place: x is the stream
     linear      (x) → x @ weight.T + bias       weight, bias; exact: see `forms`
-    head_norm   (q, k or v) → RMSNorm of heads  weight; eps
+    head_norm   (q, k or v) → RMSNorm of heads  weight; eps, whole: of all together
     rotate      (q or k) → RoPE                 rope: a name of the model's tables, None: not turned
     latent      (q, kv) → turned parts of q     weight: a norm; rope, eps, heads, pairs; the latents go to the cache
     head_linear (x) → each head's matrix @ x    weight; heads

@@ -34,6 +34,7 @@ BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several la
 # Ranks → up to how many bytes of a part one-way exchanges are faster than meetings: every rank sends its part twice as wide
 # to each other one. Two ranks, NVLink of two H100s: 1 MiB takes 9.8 us, and 16.2 with a meeting (benchmarks/LOG.md); of more
 # ranks by the bytes.
+EXACT_WIDTH = 8  # rows that are so narrow are sums of squares (zse.kernels.whole_norm), which stay f32
 SMALL_BYTES = {2: 1 << 20, 3: 512 << 10, 4: 512 << 10}
 SMALL_BYTES_OF_MORE = 256 << 10
 LARGE_BLOCKS = 96
@@ -115,7 +116,7 @@ class PeerCollectives:
             form = "small"
         elif x.dtype == "f32" and self._sent == "int8" and width % 32 == 0:
             form = "int8"
-        elif x.dtype == "f32" and self._sent == "bf16":
+        elif x.dtype == "f32" and self._sent == "bf16" and width > EXACT_WIDTH:
             form = "small half" if 2 * largest <= self.small_bytes else "large half"
         self.reduce_by(form, recorder, x, out)
 
