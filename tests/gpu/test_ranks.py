@@ -295,6 +295,7 @@ def test_own_pages_in_files_outlast_a_restart(tmp_path, monkeypatch):
     prompts = [prompt(90, 30 + seed) for seed in range(4)]
     params = SamplingParams(max_tokens=8, temperature=0.0, repetition_penalty=1.3, ignore_eos=True)
     numbers = dict(data_parallel_attention=True, speculation="none", page_size=16, deterministic=True)
+    numbers["max_context"] = 256  # a rank has slots of one context: 16, for two prompts of six pages
     replies = []
     for cached in (0, 4 * 89):
         with engine(source, 2, cache_disk=str(tmp_path / "kv"), **numbers) as llm:
