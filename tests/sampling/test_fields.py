@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from zse.errors import RequestError
-from zse.sampling.fields import Field, Integer, Object, checked, fields_of
-from zse.sampling.params import BeamParams, SamplingParams
+from zse.sampling.fields import Array, Field, Integer, Object, checked, fields_of
+from zse.sampling.params import TOKEN_ID, BeamParams, SamplingParams
 from zse.scheduler.options import RequestOptions
 
 WRONG = [
@@ -97,3 +97,24 @@ def test_a_field_is_declared_in_one_place():
 def test_params_cross_the_process_boundary_as_they_are():
     params = checked(SamplingParams(temperature=0.5, logit_bias={5: -1}, stop_token_ids=(1, 2)))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 31, 1 << 70, True, 1.5, math.nan, "7", None, [7]], ids=repr)
+@pytest.mark.parametrize("before", [0, 3])
+def test_ids_that_are_checked_together_are_refused_as_one_by_one(wrong, before):
+    ids, path = Array(TOKEN_ID, 10), f"prompt[{before}]"
+    with pytest.raises(RequestError) as alone:
+        TOKEN_ID.check(wrong, path)
+    with pytest.raises(RequestError) as together:
+        ids.check([5] * before + [wrong, 6], "prompt")
+    assert (together.value.code, together.value.param, str(together.value)) == (
+        alone.value.code,
+        path,
+        str(alone.value),
+    )
+
+
+def test_ids_are_integers_of_31_bits():
+    ids = Array(TOKEN_ID, 10)
+    given = (0, (1 << 31) - 1)
+    assert ids.check(given, "prompt") == [*given] and ids.check([2, 3.0], "prompt") == [2, 3] and not ids.check([], "")
