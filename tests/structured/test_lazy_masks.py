@@ -528,8 +528,8 @@ def test_a_mask_that_ends_the_process_twice_ends_its_request_alone(lazy, monkeyp
 
     send_step = Grammars._send_step
 
-    def send_and_die(self):
-        send_step(self)
+    def send_and_die(self, asks):
+        send_step(self, asks)
         if self._suspect == deadly[0] in self._live:
             os.kill(self._pid, signal.SIGKILL)
             self._words[WHOSE] = deadly[0]

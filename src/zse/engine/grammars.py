@@ -12,6 +12,8 @@ from zse.sampling.params import SamplingParams
 from zse.scheduler.batch import Batch, StepOutput
 from zse.scheduler.feature import Feature
 from zse.scheduler.options import RequestOptions
+from zse.scheduler.request import RUNNING
+from zse.structured.plain import is_plain
 from zse.structured.service import Grammars
 
 TYPE_CHECKING = False
@@ -19,9 +21,9 @@ if TYPE_CHECKING:
     from zse.engine.core import Engine
 
 IDLE_WAIT_S = 0.002  # in which nothing else happens while a grammar is compiled
-# A grammar that was compiled before is told within 0.7 ms (99 of 100): its prompt waits for that, where nothing else
-# runs, and is one step, where two would take a step more than one.
-KNOWN_WAIT_S = 0.001
+# A grammar that was compiled before is told within 0.7 ms (99 of 100), a plain one (structured/plain.py) of six fields in
+# 2 to 4: its prompt waits for that, where nothing else runs, and is one step, where two would take a step more than one.
+KNOWN_WAIT_S, PLAIN_WAIT_S = 0.001, 0.004
 # The process starts ahead of requests in an engine that has been idle for so long: its vocabulary takes a core for 0.3
 # to 2 s, which the first answers must not share.
 WARM_AFTER_S = 1.0
@@ -36,6 +38,7 @@ class GrammarQueue(Feature):
         self._warm = "grammars" in engine.warm
         self._idle_since, self._idle_steps = 0.0, -1
         self._grammars: Any = None
+        self._asks_ahead = False  # whether a step asks for nothing but the mask behind the last token
         self._waiting: set[int] = set()  # those whose grammar is being compiled
         self._wait_s = 0.0  # that the next step may wait for a grammar if there are no other requests
         self._failures: dict[int, RequestError] = {}
@@ -68,6 +71,7 @@ class GrammarQueue(Feature):
                 )
             config = engine.runner.config
             lines = logit_rows(config.max_lines, config.max_tokens_per_step)
+            self._asks_ahead = self._scheduler.max_drafts == 0 and self._scheduler.micro_batches == 1
             looks_ahead = self._scheduler.max_drafts > 0 and not engine.runner.runs_ahead
             self._grammars = Grammars(
                 engine.model, self._scheduler.vocab_size, self._scheduler.eos_ids, lines, looks_ahead
@@ -94,11 +98,13 @@ class GrammarQueue(Feature):
 
     def submit(self, id: int, prompt: list[int], params: SamplingParams, options: RequestOptions, now: float) -> None:
         """Queue a request, whose prompt is computed beside its grammar. Raises RequestError."""
-        scheduler = self._scheduler
+        scheduler, structure = self._scheduler, options.structure
+        assert structure is not None
         scheduler.check_room(id, (), scheduler.queue.num_waiting)
         self.start()
-        self._wait_s = self._wait_s if scheduler.requests else KNOWN_WAIT_S
-        self._grammars.open(id, options.structure, options.tenant)
+        if not scheduler.requests:
+            self._wait_s = PLAIN_WAIT_S if is_plain(structure) else KNOWN_WAIT_S
+        self._grammars.open(id, structure, options.tenant)
         try:
             self._engine.queue(id, prompt, params, options, now)
         except RequestError:
@@ -135,6 +141,13 @@ class GrammarQueue(Feature):
     def before_run(self, batch: Batch) -> StepMasks | None:
         """Ask for the masks of the batch; None when no request in it has a grammar."""
         return StepMasks.of_batch(batch, self._grammars, self._failures, self._engine.runner.lazy_masks)
+
+    def after_commit(self, batch: Batch, seconds: float) -> None:
+        """Ask for the next mask of a request that runs alone, without drafts, whose next step will want nothing else."""
+        if self._asks_ahead and len(batch.entries) == 1 == batch.num_samples:
+            request = batch.entries[0].request
+            if request.options.structure is not None and request.state is RUNNING:
+                self._grammars.ahead(request, 0)
 
     def filter_outputs(self, outputs: list[StepOutput]) -> list[StepOutput]:
         """Forget requests that ended; end those whose grammar cannot go on."""

@@ -28,9 +28,15 @@ from zse.errors import RequestError, one_line
 from zse.lazy import logging
 from zse.structured.messages import (
     ANSWERED,
+    ASKED,
+    ASKS_IN_MEMORY,
+    ID,
     IS_AWAITED,
     KIND,
+    LINE,
     NOBODY,
+    ONE,
+    TOKEN,
     US,
     WHOSE,
     WORDS_BYTES,
@@ -118,11 +124,13 @@ class Grammars:
         self._suspect = NOBODY  # whose mask was being computed when the process died last
         self._pipe: socket.socket | None = None
         self._received = b""  # that was not taken yet
+        self._wake = -1  # an eventfd: the process looks at what is asked in memory. -1: there is none
         self._pid = 0
         self._live: dict[int, _Live] = {}
         self._settled: deque[tuple[int, RequestError | None]] = deque()
         self._asked: list[MaskAsk] | None = None
         self._stepped: Any = None
+        self._ahead: MaskAsk | None = None  # asked for before the step that wants it
         self._restarts: list[float] = []
         self._started_at = self._used_at = 0.0
         self._decoder: Any = None
@@ -196,15 +204,36 @@ class Grammars:
 
     def begin(self, asks: Iterable[MaskAsk]) -> None:
         """Ask for masks, or about drawn tokens. The process computes meanwhile."""
-        self._asked, self._stepped = list(asks), None
-        self._send_step()
+        self._asked, ahead, self._ahead = list(asks), self._ahead, None
+        if ahead is None or self._asked != [ahead]:
+            self._stepped = None
+            self._send_step(self._asked)
+
+    def ahead(self, request: Any, line: int) -> None:
+        """Ask for the mask of the request's next token, of which all but the last are known, before the step that it is
+        for is scheduled: begin() takes it where that step asks for nothing else. The process computes while the host
+        prepares the step and the other cores have nothing to do."""
+        live, count = self._live.get(request.id), len(request.tokens)
+        if self._pipe is None or self._ahead is not None or live is None or live.sent != count - 1:
+            return
+        self._ahead, self._stepped = MaskAsk(request, line), None
+        if self._wake < 0:
+            self._send_step([self._ahead])
+            return
+        live.sent, words = count, self._words
+        self._num_steps += 1
+        words[ID], words[TOKEN], words[LINE] = request.id, request.tokens[-1], line
+        words[ASKED] = self._num_steps
+        os.write(self._wake, ONE)
 
     def finish(self) -> Masks:
         """Wait for what begin() asked for."""
-        started = time.perf_counter()
+        waited_s = 0.0
         if self._pipe is not None and self._words[ANSWERED] != self._num_steps:
+            started = time.perf_counter()
             self._wait()
-        self._wait_us.append(1e6 * (time.perf_counter() - started))
+            waited_s = time.perf_counter() - started
+        self._wait_us.append(1e6 * waited_s)
         asked, stepped = self._asked or [], self._stepped
         self._asked = self._stepped = None
         if stepped is None and self._pipe is not None:  # answered in memory: one line
@@ -284,18 +313,20 @@ class Grammars:
             file.truncate(nbytes + WORDS_BYTES)
             self._map = mmap.mmap(file.fileno(), nbytes + WORDS_BYTES)
             self.memory = memoryview(self._map)
-            self._words, self._num_steps = self.memory[nbytes:].cast("q"), 0
+            self._words, self._num_steps, self._ahead = self.memory[nbytes:].cast("q"), 0, None
             self._words[WHOSE] = NOBODY
             ours, theirs = socket.socketpair()
-            memory = os.dup(file.fileno())
+            shared = {"memory": os.dup(file.fileno())}
+            if ASKS_IN_MEMORY:
+                self._wake = os.eventfd(0)
+                shared["wake"] = os.dup(self._wake)
             try:
-                os.set_inheritable(memory, True)
-                theirs.set_inheritable(True)
+                for descriptor in (theirs.fileno(), *shared.values()):
+                    os.set_inheritable(descriptor, True)
                 arguments = [
                     "--fd",
                     theirs.fileno(),
-                    "--memory",
-                    memory,
+                    *(word for name, descriptor in shared.items() for word in (f"--{name}", descriptor)),
                     "--lines",
                     self._max_lines,
                     "--vocab",
@@ -316,7 +347,8 @@ class Grammars:
                     setsigmask=(),
                 )
             finally:
-                os.close(memory)
+                for descriptor in shared.values():
+                    os.close(descriptor)
                 theirs.close()
         self._pipe, self._received = ours, b""
         self._poll = select.poll()
@@ -333,6 +365,9 @@ class Grammars:
         if pipe is None:
             return
         pipe.close()
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
         # It ends by itself, but not while it compiles; its checker ends with it.
         try:
             os.kill(self._pid, signal.SIGKILL)
@@ -360,13 +395,13 @@ class Grammars:
         self._spawn()
         for id, live in self._live.items():
             live.sent = live.start
-            self._send(Open(id, live.structure, live.tenant))
+            self._send(Open(id, live.structure, live.tenant, checks=True))
         if self._asked is not None:
-            self._send_step()
+            self._send_step(self._asked)
 
-    def _send_step(self) -> None:
+    def _send_step(self, asks: list[MaskAsk]) -> None:
         jobs = []
-        for request, line, drafts, drawn, known in self._asked or ():
+        for request, line, drafts, drawn, known in asks:
             live, new = self._live.get(request.id), []
             if live is not None:
                 tokens, sent = request.tokens, live.sent
@@ -380,7 +415,7 @@ class Grammars:
                     new += known[max(0, sent - count) :]
             jobs.append(MaskJob(request.id, new, line, list(drafts), list(drawn)))
         self._num_steps += 1
-        self._send(MaskStep(jobs, self._looks_ahead and len(jobs) <= MOST_LOOKED_AHEAD))
+        self._send(MaskStep(jobs, self._num_steps, self._looks_ahead and len(jobs) <= MOST_LOOKED_AHEAD))
 
     def _send(self, message: object) -> None:
         if self._pipe is None:
@@ -397,7 +432,7 @@ class Grammars:
             while (message := self._next(timeout)) is not None:
                 if isinstance(message, Opened):
                     self._on_opened(message)
-                else:
+                elif message.number == self._num_steps:
                     self._stepped = message
                     return
                 timeout = 0.0

@@ -1,10 +1,12 @@
-"""The grammar process: `python -m zse.structured.worker --fd N --memory M --lines L --vocab V --eos 1,2 --model PATH`.
+"""The grammar process:
+
+    python -m zse.structured.worker --fd N --memory M --wake W --lines L --vocab V --eos 1,2 --model PATH
 
 The engine starts it with the first request that has a grammar. It is a process of its own because building llguidance's
 vocabulary holds the interpreter lock for 0.2 s (49k tokens) to 1.7 s (262k), which no step of the engine should wait
 for, because a compilation cannot be stopped from within, and because a crash on a stranger's grammar must not be the
 engine's. Masks go through shared memory M: L lines of V bits, each in whole 4-byte words, and some words
-(zse.structured.messages)."""
+(zse.structured.messages). W is an eventfd, by which the engine says that it has asked in these words."""
 
 import argparse
 import ctypes
@@ -15,7 +17,8 @@ import signal
 import sys
 import threading
 import time
-from multiprocessing.connection import Connection, Pipe
+from collections import deque
+from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
@@ -28,11 +31,16 @@ from zse.structured.mask import Guide
 from zse.structured.messages import (
     ANSWERED,
     ANSWERS_IN_MEMORY,
+    ASKED,
     FREE,
+    ID,
     IS_AWAITED,
     KIND,
+    LINE,
     MASKED,
     NOBODY,
+    ONE,
+    TOKEN,
     US,
     WHOSE,
     WORDS_BYTES,
@@ -44,7 +52,8 @@ from zse.structured.messages import (
     Stepped,
     ToProcess,
 )
-from zse.structured.options import TEXT, Structure
+from zse.structured.options import TEXT
+from zse.structured.plain import is_plain
 from zse.structured.turns import MAX_WAITING, Refusals, Turns
 from zse.tokenizer.load import load_tokenizer as load_tokenizer_of
 
@@ -66,6 +75,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     for name in ("fd", "memory", "lines", "vocab"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    parser.add_argument("--wake", type=int, default=-1)
     parser.add_argument("--eos", required=True)
     parser.add_argument("--model", required=True)
     given = parser.parse_args(arguments)
@@ -76,7 +86,7 @@ def main(arguments: list[str]) -> int:
     vocabulary = Vocabulary(load_tokenizer(given.model), given.vocab, frozenset(int(id) for id in given.eos.split(",")))
     limits.limit_memory(MAX_MEMORY)
     try:
-        server = _Server(pipe, memory, nbytes, vocabulary)  # which forks the checker
+        server = _Server(pipe, memory, given.wake, nbytes, vocabulary)  # which forks the checker
         limits.close_in(may_start_threads=True)
         server.run()
     except (EOFError, OSError):
@@ -95,25 +105,27 @@ def load_tokenizer(path: str):
 
 
 class _Compilation:
-    """A grammar on its way: the checker first, then a thread of this process. tenant: who asked first. waiting: the
-    requests that want it."""
+    """A grammar on its way: the checker first, unless it is plain, then a thread of this process. first: who asked for it
+    first. waiting: the requests that want it."""
 
-    def __init__(self, structure: Structure, tenant: str):
-        self.structure, self.tenant, self.started = structure, tenant, time.perf_counter()
+    def __init__(self, first: Open):
+        self.structure, self.tenant, self.started = first.structure, first.tenant, time.perf_counter()
         self.waiting: dict[int, Open] = {}
+        self.is_plain = not first.checks and is_plain(first.structure)
         self.matcher = None
         self.error: GrammarError | None = None
 
 
 class _Server:
-    def __init__(self, pipe: Connection, memory: mmap.mmap, nbytes: int, vocabulary: Vocabulary):
+    def __init__(self, pipe: Connection, memory: mmap.mmap, wake: int, nbytes: int, vocabulary: Vocabulary):
         self._pipe, self._nbytes, self._vocabulary = pipe, nbytes, vocabulary
-        self._checker = checker.start(vocabulary, [pipe.fileno()])
+        self._checker = checker.start(vocabulary, [pipe.fileno(), *([wake] if wake >= 0 else [])])
         self._buffer, self._words = memoryview(memory)[:-WORDS_BYTES], memoryview(memory)[-WORDS_BYTES:].cast("q")
         self._words[WHOSE] = NOBODY
-        self._num_steps = 0  # that were asked for
+        self._num_steps = 0  # the number of the last one
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        self._woken, self._wake = Pipe(duplex=False)
+        self._woken, self._wake = (wake, wake) if wake >= 0 else os.pipe()
+        self._finished: deque[int] = deque()  # compilations that a thread has ended
         self._guides: dict[int, Guide] = {}
         self._pending: dict[int, _Compilation] = {}  # by request
         self._compilations: dict[int, _Compilation] = {}  # by number
@@ -131,18 +143,21 @@ class _Server:
         decoder = msgspec.msgpack.Decoder(ToProcess)
         checked = msgspec.msgpack.Decoder(checker.Checked)
         poll = select.poll()
-        for source in (self._pipe, self._checker, self._woken):
-            poll.register(source.fileno(), select.POLLIN)
-        engine, checks = self._pipe.fileno(), self._checker.fileno()
+        for descriptor in (self._pipe.fileno(), self._checker.fileno(), self._woken):
+            poll.register(descriptor, select.POLLIN)
+        engine = self._pipe.fileno()
         while True:
             self._allow()
             for descriptor, _ in poll.poll():
-                if descriptor == engine:
+                if descriptor == self._woken:
+                    os.read(self._woken, 8)
+                    self._look()
+                    while self._finished:
+                        self._on_compiled(self._finished.popleft())
+                elif descriptor == engine:
                     self._take(decoder.decode(self._pipe.recv_bytes()))
-                elif descriptor == checks:
-                    self._on_checked(checked.decode(self._checker.recv_bytes()))
                 else:
-                    self._on_compiled(int.from_bytes(self._woken.recv_bytes(), "little"))
+                    self._on_checked(checked.decode(self._checker.recv_bytes()))
 
     def _allow(self) -> None:
         """Once a second the process may compute on, unless a thread compiles for too long: its next seconds are its
@@ -153,13 +168,19 @@ class _Server:
         self._allowed_at = now
         limits.limit_processor(MAX_PROCESSOR_S)
 
+    def _look(self) -> None:
+        """Answer what is asked in memory."""
+        words = self._words
+        number = words[ASKED]
+        if number > self._num_steps:
+            self._num_steps = number
+            self._answer(MaskStep([MaskJob(words[ID], [words[TOKEN]], words[LINE])], number))
+
     def _take(self, message: Open | MaskStep | Close) -> None:
         if isinstance(message, MaskStep):
-            self._num_steps += 1
-            if any(job.id in self._pending for job in message.jobs):
-                self._step = message
-            else:
-                self._run_step(message)
+            self._look()
+            self._num_steps = message.number
+            self._answer(message)
         elif isinstance(message, Open):
             self._open(message)
         else:
@@ -193,15 +214,23 @@ class _Server:
                 return
             self._by_key[key] = number
             self._num_compilations += 1
-            self._compilations[number] = _Compilation(structure, message.tenant)
+            self._compilations[number] = _Compilation(message)
         compilation = self._pending[message.id] = self._compilations[number]
         compilation.waiting[message.id] = message
         self._check_next()
 
     def _check_next(self) -> None:
-        """Give the checker whoever's turn it is."""
+        """Give the checker whoever's turn it is; what is plain is compiled at once."""
         while (number := self._turns.next()) is not None:
-            self._checker.send_bytes(_encode(checker.Check(number, self._compilations[number].structure)))
+            compilation = self._compilations[number]
+            if compilation.is_plain:
+                self._compile_beside(number, compilation)
+            else:
+                self._checker.send_bytes(_encode(checker.Check(number, compilation.structure)))
+
+    def _end_turn(self, compilation: _Compilation) -> None:
+        self._turns.done(compilation.tenant)
+        self._check_next()
 
     def _forget(self, compilation: _Compilation) -> None:
         """Nobody waits for it any more: it is not compiled, unless the checker has it already."""
@@ -212,27 +241,32 @@ class _Server:
 
     def _on_checked(self, result: checker.Checked) -> None:
         compilation = self._compilations[result.id]
-        self._turns.done(compilation.tenant)
-        self._check_next()
+        self._end_turn(compilation)
         if result.code:
             compilation.error = GrammarError(result.error, result.code)
             self._refused.put(Cache.key(compilation.structure), compilation.error)
             self._on_compiled(result.id)
         else:
             # Again, in this process: what took the checker less than its limit takes a thread no longer.
-            self._compiling[result.id] = time.monotonic()
-            threading.Thread(target=self._compile, args=(result.id, compilation), daemon=True).start()
+            self._compile_beside(result.id, compilation)
+
+    def _compile_beside(self, number: int, compilation: _Compilation) -> None:
+        self._compiling[number] = time.monotonic()
+        threading.Thread(target=self._compile, args=(number, compilation), daemon=True).start()
 
     def _compile(self, number: int, compilation: _Compilation) -> None:
         try:
             compilation.matcher = self._vocabulary.compile(compilation.structure)
         except GrammarError as error:
             compilation.error = error
-        self._wake.send_bytes(number.to_bytes(8, "little"))
+        self._finished.append(number)
+        os.write(self._wake, ONE)
 
     def _on_compiled(self, number: int) -> None:
         compilation = self._compilations.pop(number)
         self._compiling.pop(number, None)
+        if compilation.is_plain:
+            self._end_turn(compilation)
         key = Cache.key(compilation.structure)
         del self._by_key[key]
         if compilation.matcher is not None:
@@ -255,6 +289,13 @@ class _Server:
         self._pipe.send_bytes(_encode(Opened(message.id, compile_ms=milliseconds)))
 
     # -- masks
+
+    def _answer(self, step: MaskStep) -> None:
+        """Now, or once all its grammars are compiled."""
+        if self._pending and any(job.id in self._pending for job in step.jobs):
+            self._step = step
+        else:
+            self._run_step(step)
 
     def _run_step(self, step: MaskStep) -> None:
         started = time.perf_counter()
@@ -293,9 +334,9 @@ class _Server:
         is_plain = len(kinds) == len(kinds[0]) == 1 and not (failures or behind_of or step.jobs[0].drawn)
         if ANSWERS_IN_MEMORY and is_plain and not self._words[IS_AWAITED]:
             self._words[KIND], self._words[US] = kinds[0][0], int(us)
-            self._words[ANSWERED] = self._num_steps
+            self._words[ANSWERED] = step.number
         else:
-            self._pipe.send_bytes(_encode(Stepped(kinds, failures, us, behind_of)))
+            self._pipe.send_bytes(_encode(Stepped(kinds, failures, us, step.number, behind_of)))
         # While the engine runs on: 5 µs a request, 70 where the next token is forced.
         for job in step.jobs:
             if job.drawn:
