@@ -6,6 +6,7 @@ import math
 import os
 import re
 import signal
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -592,15 +593,10 @@ def test_a_process_that_does_not_come_back_fails_its_requests_alone(model, alway
         monkeypatch.setattr(service, "MAX_RESTARTS", 0)
         engine.submit(0, [10, 9, 4], params(7, ignore_eos=True, max_tokens=40))
         engine.submit(1, [5], params(1), options({"regex": "[a-z]{60}"}))
-        replies = {0: []}
-        for number in range(400):
-            if not engine.has_work:
-                break
-            if (
-                number
-                and engine.scheduler.requests.get(1) is not None
-                and len(engine.scheduler.requests.get(1).tokens) == 6
-            ):
+        replies, end = {0: []}, time.monotonic() + 30.0
+        while engine.has_work and time.monotonic() < end:
+            request = engine.scheduler.requests.get(1)
+            if request is not None and len(request.tokens) == 6:
                 os.kill(engine.feature("grammars")._grammars._pid, signal.SIGKILL)
             for output in engine.step():
                 replies.setdefault(output.id, []).append(output)

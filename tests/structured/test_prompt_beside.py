@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -120,6 +121,45 @@ def test_the_prompt_runs_while_the_grammar_is_compiled(engine, gate):
     assert engine.scheduler.totals.steps - before == len(said[0]), "its first token is one step away"
     engine.submit(1, PROMPT, params(), structure)  # compiled now
     assert drain(engine)[1] == said and said[1] == "length"
+
+
+def plain(**more) -> dict:
+    """A plain schema that no test had before."""
+    return {"json": {"type": "string", "minLength": next(numbers), "maxLength": 80} | more}
+
+
+def test_a_plain_schema_costs_no_step(engine, gate):
+    """The step of the prompt waits for it as for a mask."""
+    structure = options(plain())
+    before = engine.scheduler.totals.steps
+    engine.submit(1, PROMPT[:20], params(2), structure)
+    threading.Timer(0.1, gate.open).start()
+    assert [len(engine.step()[0].tokens) for _ in range(2)] == [1, 1]
+    assert engine.scheduler.totals.steps - before == 2
+    assert not engine.feature("grammars")._grammars.is_compiling
+
+
+def test_a_plain_schema_waits_its_turn_beside_others(engine, gate):
+    engine.submit(1, [5, 6], params(60, ignore_eos=True))
+    engine.submit(2, PROMPT[:20], params(2), options(plain()))
+    assert {output.id for output in steps(engine)} == {1}
+    gate.open()
+    assert set(drain(engine)) == {1, 2}
+
+
+def test_a_plain_schema_that_is_refused_says_why(engine):
+    """In the step of its prompt, or before it."""
+    engine.submit(1, PROMPT[:20], params(2), options(plain(maxLength=1)))
+    tokens, finish, error = drain(engine)[1]
+    assert (tokens, finish, error.code) == ([], "error", "invalid_schema") and "cannot go on" not in error.message
+
+
+def test_the_process_dies_while_a_step_waits_for_a_plain_schema(engine, gate):
+    """The next one has it checked."""
+    engine.submit(1, PROMPT[:20], params(2), options(plain()))
+    threading.Timer(0.1, os.kill, (gate.pid, signal.SIGKILL)).start()
+    tokens, finish, error = drain(engine)[1]
+    assert len(tokens) == 2 and finish == "length", error
 
 
 @pytest.mark.parametrize("ids", [(1,), (1, 2)])

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from zse.engine.core import Engine
 
 IDLE_WAIT_S = 0.002  # in which nothing else happens while a grammar is compiled
-# A grammar that was compiled before is told within 0.7 ms (99 of 100), a plain one (structured/plain.py) of six fields in
-# 2 to 4: its prompt waits for that, where nothing else runs, and is one step, where two would take a step more than one.
-KNOWN_WAIT_S, PLAIN_WAIT_S = 0.001, 0.004
+# A grammar that was compiled before is told within 0.7 ms (99 of 100): its prompt waits for that, where nothing else
+# runs, and is one step, where two would take a step more than one.
+KNOWN_WAIT_S = 0.001
 # The process starts ahead of requests in an engine that has been idle for so long: its vocabulary takes a core for 0.3
 # to 2 s, which the first answers must not share.
 WARM_AFTER_S = 1.0
@@ -102,16 +102,19 @@ class GrammarQueue(Feature):
         assert structure is not None
         scheduler.check_room(id, (), scheduler.queue.num_waiting)
         self.start()
-        if not scheduler.requests:
-            self._wait_s = PLAIN_WAIT_S if is_plain(structure) else KNOWN_WAIT_S
+        # A plain one of six fields takes 2 ms, 34 at most: it is compiled while the prompt runs, whose step waits for it as
+        # for its mask, where nobody else can be held up.
+        is_held = bool(scheduler.requests) or not self._grammars.is_up or not is_plain(structure)
+        self._wait_s = self._wait_s if scheduler.requests else KNOWN_WAIT_S
         self._grammars.open(id, structure, options.tenant)
         try:
             self._engine.queue(id, prompt, params, options, now)
         except RequestError:
             self._close(id)
             raise
-        scheduler.hold(id)
-        self._waiting.add(id)
+        if is_held:
+            scheduler.hold(id)
+            self._waiting.add(id)
         self.num_live = self._grammars.num_live
 
     def cancel(self, id: int) -> bool:
@@ -124,15 +127,17 @@ class GrammarQueue(Feature):
         """Let requests go on whose grammar is compiled; the outputs of those that are refused."""
         outputs: list[StepOutput] = []
         wait_s, self._wait_s = self._wait_s, 0.0
-        if not self._waiting and not self._grammars.has_news:
+        if not self._grammars.is_compiling:
             return outputs
         for id, error in self._grammars.poll(wait_s if len(self._waiting) == len(self._scheduler.requests) else 0.0):
             if id not in self._scheduler.requests:  # it ended in this step
                 continue
-            self._waiting.discard(id)
             if error is None:
-                self._scheduler.resume(id, self._scheduler.requests[id].tokens[-1])
+                if id in self._waiting:
+                    self._waiting.discard(id)
+                    self._scheduler.resume(id, self._scheduler.requests[id].tokens[-1])
                 continue
+            self._waiting.discard(id)
             computed = self._scheduler.num_computed(id)
             self._scheduler.cancel(id)
             outputs.append(self._failed(id, error, computed))

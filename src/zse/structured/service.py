@@ -89,14 +89,14 @@ class Masks(NamedTuple):
 
 
 class _Live:
-    """A request with a grammar. start: length of its prompt; sent: tokens of its sequence that the process knows;
-    settled: whether its grammar is compiled, or refused. refusals: of the last 16 tokens that were drawn without a
-    mask, a bit each."""
+    """A request with a grammar. start: length of its prompt; sent: tokens of its sequence that the process knows.
+    error: why its grammar was refused. refusals: of the last 16 tokens that were drawn without a mask, a bit each."""
 
-    __slots__ = ("refusals", "sent", "settled", "start", "structure", "tenant")
+    __slots__ = ("error", "refusals", "sent", "start", "structure", "tenant")
 
     def __init__(self, structure: Structure, tenant: str):
-        self.structure, self.tenant, self.sent, self.start, self.settled = structure, tenant, -1, -1, False
+        self.structure, self.tenant, self.sent, self.start = structure, tenant, -1, -1
+        self.error: RequestError | None = None
         self.refusals = 0
 
 
@@ -127,6 +127,8 @@ class Grammars:
         self._wake = -1  # an eventfd: the process looks at what is asked in memory. -1: there is none
         self._pid = 0
         self._live: dict[int, _Live] = {}
+        self._compiling: set[int] = set()  # of them, those whose grammar was not told of yet
+        self.is_up = False  # whether this process has told of a grammar: its vocabulary is there
         self._settled: deque[tuple[int, RequestError | None]] = deque()
         self._asked: list[MaskAsk] | None = None
         self._stepped: Any = None
@@ -155,13 +157,9 @@ class Grammars:
         return len(self._live)
 
     @property
-    def has_news(self) -> bool:
-        """Whether poll() has something to tell of requests that it told of before."""
-        return bool(self._settled)
-
-    @property
     def is_compiling(self) -> bool:
-        return bool(self._settled) or any(not live.settled for live in self._live.values())
+        """Whether poll() may have something to tell."""
+        return bool(self._settled or self._compiling)
 
     def start(self) -> None:
         """Start the process, unless it runs: its vocabulary takes a while."""
@@ -180,12 +178,15 @@ class Grammars:
             )
         self.start()
         self._live[id] = _Live(structure, tenant)
+        self._compiling.add(id)
         self._send(Open(id, structure, tenant))
 
     def close(self, id: int) -> None:
         """The request ended, in whatever state. Unknown ids are ignored."""
         if self._live.pop(id, None) is not None and self._pipe is not None:
             self._send(Close([id]))
+            self._compiling.discard(id)
+            self._settled = deque(told for told in self._settled if told[0] != id)
             self._used_at = time.monotonic()
 
     def poll(self, timeout: float = 0.0) -> list[tuple[int, RequestError | None]]:
@@ -278,7 +279,13 @@ class Grammars:
             if behind and live is not None:
                 forced[ask.request.id] = live.sent + sum(kinds) - 1, behind  # behind the drafts that have a mask
         self.counts["masked_lines"] += len(lines)
-        return Masks(lines, {id: _stuck(reason) for id, reason in stepped.failures.items()}, num_allowed, forced)
+        failures = {id: self._refused(id) or _stuck(reason) for id, reason in stepped.failures.items()}
+        return Masks(lines, failures, num_allowed, forced)
+
+    def _refused(self, id: int) -> RequestError | None:
+        """Why the grammar of a request was not compiled for which a mask was asked all the same."""
+        live = self._live.get(id)
+        return None if live is None else live.error
 
     def note(self, id: int, refused: bool) -> None:
         """A token of the request was drawn without a mask, which refused it or not."""
@@ -314,6 +321,7 @@ class Grammars:
             self._map = mmap.mmap(file.fileno(), nbytes + WORDS_BYTES)
             self.memory = memoryview(self._map)
             self._words, self._num_steps, self._ahead = self.memory[nbytes:].cast("q"), 0, None
+            self.is_up = False
             self._words[WHOSE] = NOBODY
             ours, theirs = socket.socketpair()
             shared = {"memory": os.dup(file.fileno())}
@@ -387,9 +395,7 @@ class Grammars:
         self.counts["grammar_process_restarts"] += 1
         logging.getLogger("zse.engine").error("the grammar process is restarted: %s", why)
         if len(self._restarts) > MAX_RESTARTS:
-            for id, live in self._live.items():
-                if not live.settled:
-                    self._settled.append((id, _lost()))
+            self._settled += [(id, _lost()) for id in self._compiling]
             self._restarts.clear()
             return
         self._spawn()
@@ -462,13 +468,13 @@ class Grammars:
         if live is None:
             return
         self.counts["grammar_compile_ms"] += message.compile_ms
-        settled, live.settled = live.settled, True
+        is_new, self.is_up = message.id in self._compiling, True
+        self._compiling.discard(message.id)
         if message.error:
             self.counts["grammars_refused"] += 1
-            self._settled.append(
-                (message.id, RequestError(one_line(message.error), code=message.code, param="structure"))
-            )
-        elif not settled:
+            live.error = RequestError(one_line(message.error), code=message.code, param="structure")
+            self._settled.append((message.id, live.error))
+        elif is_new:
             self.counts["grammars_compiled" if message.compile_ms else "grammars_cached"] += 1
             self._settled.append((message.id, None))
 
