@@ -79,7 +79,7 @@ def test_no_framework_is_a_dependency():
 
 
 def test_the_package_itself_is_small():
-    """5.83 MB, and 7.74 for what is compiled, of all levels, with the manifests. Object files and the C that the libraries are made of
+    """5.88 MB, and 7.74 for what is compiled, of all levels, with the manifests. Object files and the C that the libraries are made of
     stay where they were built. The aim is 5: hybrid models, several devices and images brought the text to 5.05, five more towers and
     sessions in files to 5.29, drafts of a model's own block and of EAGLE-3's heads, pipelines and ranks on several hosts to 5.53, states behind drafts, steps
     ahead of them and sessions that are read ahead to 5.56, int4 with e4m3 activations and attention of prompts to 5.59, a mixture of one token in three launches to 5.63,
@@ -87,7 +87,8 @@ def test_the_package_itself_is_small():
     ranks, the last layer of the wanted rows and fp8's tile ends to 5.70, sums that are their own flags to 5.72,
     what stands between two attentions in one launch to 5.76, products of i16 to 5.77,
     arm64's instructions, builds for another machine and prompts beside their grammars to 5.78,
-    files of ranks with pages of their own to 5.80, masks that are asked for ahead, norms of all ranks and schemas without a checker to 5.83."""
+    files of ranks with pages of their own to 5.80, masks that are asked for ahead, norms of all ranks and schemas without a checker to 5.83,
+    a mixture's layer between two attentions in one launch to 5.88."""
     total = kernels = 0
     for folder, folders, names in os.walk(Path(zse.__file__).parent):
         folders[:] = [name for name in folders if name not in ("__pycache__", "objects", "csrc")]
@@ -97,7 +98,7 @@ def test_the_package_itself_is_small():
                 kernels += size
             else:
                 total += size
-    assert 500_000 < total <= 5_830_000  # less than that: the sources are missing
+    assert 500_000 < total <= 5_880_000  # less than that: the sources are missing
     assert 500_000 < kernels <= 7_740_000
 
 

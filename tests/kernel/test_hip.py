@@ -84,6 +84,7 @@ NVIDIA_ONLY = {
     "head_product",
     "one_token",
     "chain",
+    "mixture_chain",
     "heads_attention",
 }  # refused by name; one token's mixture and heads inside attention: by the launches of others
 

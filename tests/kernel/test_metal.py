@@ -90,6 +90,7 @@ def test_every_operation_has_kernels():
         "head_product",
         "one_token",
         "chain",
+        "mixture_chain",
         "heads_attention",
     }
     target = gpu_target("gfx90a")

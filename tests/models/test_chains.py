@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tiny
+import tiny_families
 from null_source import signatures, source_of
 from session import Session
 from test_emulated_model import load_emulated
@@ -14,7 +15,7 @@ from zse.bench.kernels import problem
 from zse.cache.layout import KVCache
 from zse.formats.convert import convert
 from zse.kernel import cache
-from zse.kernels import chain
+from zse.kernels import chain, mixture_chain
 from zse.models.load import load_model, plan_model
 from zse.models.registry import forward_of
 from zse.plan import chains
@@ -23,17 +24,27 @@ from zse.runtime.null import NullGPU
 from zse_emulator import EmulateDevice
 
 WIDE = dict(hidden_size=1024, intermediate_size=4096, num_attention_heads=16, num_key_value_heads=2, head_dim=64)
-PRODUCT, CHAIN = "matmul_few_int4_wide", "chain_int4_g128"
+MIXED = dict(
+    hidden_size=256, num_key_value_heads=2, head_dim=64, moe_intermediate_size=128, num_experts=4, num_experts_per_tok=2
+)
+CHAINS = chain.CHAIN, mixture_chain.MIXTURE_CHAIN
+CHAIN, MIXTURE = "chain_int4_g128", "mixture_chain_int4_g128"
 
 
-def test_steps_equal_those_of_single_launches(kept_kernels, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("family", "changes", "symbol", "products"),
+    [("wide", WIDE, CHAIN, (13, 5)), ("qwen3_moe", MIXED, MIXTURE, (13, 5))],
+)
+def test_steps_equal_those_of_single_launches(family, changes, symbol, products, kept_kernels, monkeypatch, tmp_path):
     """Tokens one after another: what a step leaves for the next one to clear is cleared, in both ways that a step may end."""
-    monkeypatch.setitem(tiny.CONFIGS, "wide", tiny.config("wide") | WIDE | dict(num_hidden_layers=3))
-    name, ids = str(tmp_path / "int4.zse"), tiny.tokens("wide")[:9]
-    convert(tiny.write("wide", tmp_path), name, "int4", 128, head="bf16", layout="rows")
+    tinies = tiny_families if family in tiny_families.CONFIGS else tiny
+    monkeypatch.setitem(tinies.CONFIGS, family, tinies.CONFIGS[family] | changes | dict(num_hidden_layers=3))
+    name, ids = str(tmp_path / "int4.zse"), tiny.random_tokens(family)[:9]
+    convert(tinies.write(family, tmp_path, "BF16"), name, "int4", 128, head="bf16", layout="rows")
     found = {}
     for least in (1 << 62, 0):
         monkeypatch.setattr(chains, "LEAST_NUMBERS", least)
+        monkeypatch.setattr(chains, "LEAST_MIXED", least)
         device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
         model, _ = load_emulated(device, name)
         session = Session(device, model, rows=1, max_tokens=8, context=32)
@@ -44,22 +55,24 @@ def test_steps_equal_those_of_single_launches(kept_kernels, monkeypatch, tmp_pat
         recorder = device.record()
         session.decoder.record(recorder, max_tokens=1, longest_run=1)
         symbols = [launch.symbol for launch in recorder.finish().launches]
-        assert symbols.count(CHAIN) == (0 if least else 2)
-        assert sum(symbol.startswith("matmul") for symbol in symbols) == (13 if least else 5)
+        assert symbols.count(symbol) == (0 if least else 2)
+        assert sum(each.startswith("matmul") for each in symbols) == products[not least], symbols
     alone, together = found.values()
     np.testing.assert_array_equal(together[:4], alone[:4])
     # Normed rows are rounded to bf16 before single launches' products, and not in the one.
     assert 0 < np.abs(together - alone).max() < 0.02 * np.abs(alone).max()
 
 
-@pytest.mark.parametrize("blocks", [4, 13])
-def test_any_number_of_blocks(blocks, kept_kernels):
+@pytest.mark.parametrize(
+    ("op", "blocks"), [(CHAINS[0], 4), (CHAINS[0], 13), (CHAINS[1], 6), (CHAINS[1], 13), (CHAINS[1], 20)]
+)
+def test_any_number_of_blocks(op, blocks, kept_kernels):
     """Some have nothing of down, or of q, k and v; others several units of o."""
     rng = np.random.default_rng(seed := int(np.random.default_rng().integers(2**32)))
     device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
     device.num_sms = blocks
-    case = list(chain.CHAIN.cases(rng, "gpu"))[int(rng.integers(4))]
-    assert not problem(device, chain.CHAIN, case), f"seed {seed}: {case.name}"
+    case = list(op.cases(rng, "gpu"))[int(rng.integers(4))]
+    assert not problem(device, op, case), f"seed {seed}: {case.name}"
 
 
 @pytest.mark.parametrize("count", range(2, 7))
@@ -115,9 +128,41 @@ def test_layers_that_have_one(changes, schemes, options, count, monkeypatch):
     assert sum(symbol.startswith(CHAIN) for symbol in found) == count
 
 
+ROUTED = {"mlp.gate.weight": "bf16"} | INT4
+
+
+@pytest.mark.parametrize(
+    ("changes", "schemes", "options", "count"),
+    [
+        ({}, ROUTED, {}, 4),
+        ({}, ROUTED | {"": "int4-g128-sym"}, {}, 4),
+        ({"num_experts": 64, "num_experts_per_tok": 8}, ROUTED, {}, 4),
+        ({}, {"1.mlp.experts": "int4-g64", **ROUTED}, {}, 3),
+        ({}, ROUTED | {"mlp.gate.weight": "f32"}, {}, 0),
+        ({"mlp_only_layers": [1], "intermediate_size": 128}, ROUTED, {}, 3),
+        ({"num_experts": 6}, ROUTED, {}, 0),
+        ({"num_experts": 256}, ROUTED, {}, 0),
+        ({"num_experts": 64, "num_experts_per_tok": 12}, ROUTED, {}, 0),
+        ({"num_experts_per_tok": 1}, ROUTED, {}, 0),  # half a pair of chunks
+        ({"hidden_size": 384}, ROUTED, {}, 0),
+        ({"head_dim": 96}, ROUTED, {}, 0),
+        ({"attention_bias": True}, ROUTED, {}, 0),
+        ({}, ROUTED, {"deterministic": True}, 0),
+        ({}, ROUTED, {"max_tokens": 2}, 0),
+    ],
+)
+def test_mixtures_that_have_one(changes, schemes, options, count, monkeypatch):
+    monkeypatch.setattr(chains, "LEAST_MIXED", 0)
+    config = tiny_families.CONFIGS["qwen3_moe"] | dict(vocab_size=512, num_hidden_layers=5) | MIXED | changes
+    found = recorded(config, schemes, **options)
+    assert sum(symbol.startswith(MIXTURE) for symbol in found) == count
+
+
 def test_small_layers_have_none():
     config = tiny.config("llama") | dict(vocab_size=512, num_hidden_layers=5) | WIDE
     assert not any(symbol.startswith(CHAIN) for symbol in recorded(config, INT4))
+    config = tiny_families.CONFIGS["qwen3_moe"] | dict(vocab_size=512, num_hidden_layers=5) | MIXED
+    assert not any(symbol.startswith(MIXTURE) for symbol in recorded(config, ROUTED))
 
 
 @pytest.mark.parametrize("changes", [{"arch": 80}, {"arch": 120}, {"simt": True}, {"kernels": "cpu"}, {"num_sms": 2}])

@@ -1,7 +1,7 @@
 """What stands between the attentions of two layers as one launch, of one token and int4 weights on a Hopper GPU
 (zse.kernels.gpu.chain)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from zse.kernels import gpu
 from zse.kernels.op import Case, Cost, Op, cases_of, check, later, require
@@ -20,17 +20,23 @@ class Signals(NamedTuple):
     stale: Tensor
 
 
+def int4_of(device, weights) -> bool:
+    """Whether these are of one scheme, int4 in groups of 128, and the device is one that has launches of this kind."""
+    if device.kernels != "gpu" or device.simt or device.arch != 90 or len({weight.scheme for weight in weights}) > 1:
+        return False
+    scheme = weights[0].scheme
+    return (scheme.kind, scheme.element, scheme.group) == ("affine", "int4", 128)
+
+
 def takes(device, weights) -> bool:
     """Whether chain() takes these four weights: of o, gate and up, down, and q, k and v."""
-    if device.kernels != "gpu" or device.simt or device.arch != 90:
+    if not int4_of(device, weights):
         return False
     o, gate_up, down, qkv = weights
     (hidden, attended), inner = o.shape, down.shape[1]
     if gate_up.shape != (2 * inner, hidden) or down.shape[0] != hidden or qkv.shape[1] != hidden:
         return False
-    schemes = {weight.scheme for weight in weights}
-    is_known = len(schemes) == 1 and (o.scheme.kind, o.scheme.element, o.scheme.group) == ("affine", "int4", 128)
-    return is_known and gpu.chain.fits(device.num_sms, hidden, attended, inner, qkv.shape[0])
+    return gpu.chain.fits(device.num_sms, hidden, attended, inner, qkv.shape[0])
 
 
 def signals_of(device, hidden: int, inner: int) -> list[Signals]:
@@ -52,12 +58,16 @@ def signals_of(device, hidden: int, inner: int) -> list[Signals]:
     ]
 
 
-def signals_for(device, hidden: int, inner: int, number: int, count: int) -> Signals:
-    """Of launch `number` of the `count`, two at least, of a step."""
-    found = signals_of(device, hidden, inner)
+def turn(found: list[Any], number: int, count: int) -> Any:
+    """Of signals_of() those of launch `number` of the `count`, two at least, of a step."""
     if number == count - 1:
         return found[3 if number % 2 else 4]
     return found[0 if number == 0 else 1 if number % 2 else 2]
+
+
+def signals_for(device, hidden: int, inner: int, number: int, count: int) -> Signals:
+    """Likewise, of this shape."""
+    return turn(signals_of(device, hidden, inner), number, count)
 
 
 def chain(

@@ -12,6 +12,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "route": ("ROUTE",),
     "one_token": ("ONE_TOKEN",),
     "chain": ("CHAIN",),
+    "mixture_chain": ("MIXTURE_CHAIN",),
     "combine": ("COMBINE", "OWN_EXPERTS"),
     "adapter": ("ADAPT",),
     "embed": ("EMBED",),

@@ -1,8 +1,14 @@
-"""What stands between two attentions of a recording of one token as one launch (zse.kernels.chain)."""
+"""What stands between two attentions of a recording of one token as one launch (zse.kernels.chain, of a mixture
+zse.kernels.mixture_chain)."""
 
 from typing import Any, NamedTuple
 
-from zse.kernels.chain import GATES, chain, signals_for, signals_of, takes
+from zse.kernels.chain import GATES, chain, signals_of, takes, turn
+from zse.kernels.mixture_chain import mixture_chain
+from zse.kernels.mixture_chain import signals_of as mixture_signals_of
+from zse.kernels.mixture_chain import takes as mixture_takes
+from zse.plan import mixtures
+from zse.plan.mixtures import Mixture
 from zse.plan.rules import Part
 from zse.plan.trace import Node
 
@@ -14,71 +20,78 @@ LEAST = 2  # launches of a step: their memory is theirs by turns
 # Numbers of a layer's weights. The launch costs four waits for all blocks, which fewer bytes do not hide (an H200, us of
 # a layer, alone): 47 million 18.8 by six launches, 19.5 by this one; 77 million 22.9 and 22.2; 269 million 40.9 and 36.8.
 LEAST_NUMBERS = 64 << 20
+LEAST_MIXED = 48 << 20  # of the numbers of a mixture's layer that a token needs
 
 
 class Chained(NamedTuple):
-    """The nodes of a layer that the launch behind its attention computes, and of the next one."""
+    """The nodes of a layer that the launch behind its attention computes, o first, and the next layer's norm and product.
+    kind: what launches share signals by: "chain" or "mixture_chain", and sizes."""
 
-    o: Node
-    norm: Node
-    gate_up: Node
-    down: Node
-    next_norm: Node
-    next_qkv: Node
+    own: tuple[Node, ...]
+    following: tuple[Node, Node]
+    mixture: Mixture | None
+    kind: tuple[Any, ...] = ()
 
-    def products(self, layer: int) -> list[tuple[Node, str]]:
-        """Each product with the prefix of its weights' names."""
-        mine, following = (f"layers.{number}." for number in (layer, layer + 1))
-        return [(node, mine) for node in (self.o, self.gate_up, self.down)] + [(self.next_qkv, following)]
+    def weights(self, planner: "Planner", layer: int) -> list[Any]:
+        """Of the four products; None: is not there."""
+        o, (gate_up, down) = self.own[0], self.mixture[3:5] if self.mixture else self.own[2:]
+        found = planner.model.weights
+        mine = [found.get(f"layers.{layer}.{node.weights['weight']}") for node in (o, gate_up, down)]
+        return [*mine, found.get(f"layers.{layer + 1}.{self.following[1].weights['weight']}")]
 
 
 class Chains:
     """Those of a recording. of: by layer; parts: of the recording's layers."""
 
     def __init__(self, parts: list[Part], of: dict[int, Chained]):
-        self.of, self._parts, self._numbers = of, parts, {layer: number for number, layer in enumerate(of)}
+        self.of, self._parts = of, parts
+        self._kinds = {
+            kind: [layer for layer in of if of[layer].kind == kind] for kind in {c.kind for c in of.values()}
+        }
 
     def takes(self, run: "Run", node: Node) -> bool:
         """Whether a launch of these computes a node of the layer that is recorded, which is recorded where its first one
         stands."""
         mine, before = self.of.get(run.layer), self.of.get(run.layer - 1)
-        if before is not None and node in before[4:]:
+        if before is not None and node in before.following:
             return True
-        if mine is None or node not in mine[:4]:
+        if mine is None or node not in mine.own:
             return False
-        if node is mine.o:
+        if node is mine.own[0]:
             self._record(run, mine)
         return True
 
     def _record(self, run: "Run", found: Chained) -> None:
-        planner, layer = run.planner, run.layer
-        weights = tuple(
-            planner.model.weights[prefix + node.weights["weight"]] for node, prefix in found.products(layer)
-        )
+        planner, layer, (o, norm, *_) = run.planner, run.layer, found.own
+        next_norm, next_qkv = found.following
         following = f"layers.{layer + 1}."
-        vectors, bias = planner.model.vectors, found.next_qkv.weights.get("bias")
-        norms = run.vector(found.norm, "norm"), vectors[following + found.next_norm.weights["norm"]]
-        signals = signals_for(
-            planner.device, weights[0].shape[0], weights[2].shape[1], self._numbers[layer], len(self.of)
-        )
+        vectors, bias = planner.model.vectors, next_qkv.weights.get("bias")
+        norms = run.vector(norm, "norm"), vectors[following + next_norm.weights["norm"]]
+        launches = self._kinds[found.kind]
         part = self._parts[layer + 1]
         tensors = run.tensors_of(part, planner._place(part, _room(planner)), following, run.tokens)
-        chain(
-            run.recorder,
-            run.t[found.o.inputs[1]].with_rows(1),
-            run.t[found.o.inputs[0]].with_rows(1),
-            weights,
-            norms,
-            tensors[found.next_qkv.output].with_rows(1),
-            signals,
-            None if bias is None else vectors[following + bias],
-            eps=found.norm.options.get("eps", planner.config.norm_eps),
-            gate=found.gate_up.options["activation"],
-        )
+        before = run.t[o.inputs[1]].with_rows(1), run.t[o.inputs[0]].with_rows(1), found.weights(planner, layer)
+        behind = norms, tensors[next_qkv.output].with_rows(1), _signals(planner, found.kind)
+        signals = turn(behind[2], launches.index(layer), len(launches))
+        more: dict[str, Any] = dict(bias=None if bias is None else vectors[following + bias])
+        eps = norm.options.get("eps", planner.config.norm_eps)
+        if found.mixture is None:
+            gate = found.own[2].options["activation"]
+            chain(run.recorder, *before, *behind[:2], signals, eps=eps, gate=gate, **more)
+            return
+        _, router, routed, gate_up, *_ = found.mixture
+        product = run.weight(router), run.vector(router, "bias")
+        more |= mixtures.choice_of(run, routed) | dict(gate=gate_up.options["gate"], norm_eps=eps)
+        mixture_chain(run.recorder, *before, product, *behind[:2], signals, **more)
 
 
 def _room(planner: "Planner") -> int:
     return planner._room(1, planner.max_tokens)
+
+
+def _signals(planner: "Planner", kind: tuple[Any, ...]) -> list[Any]:
+    name, *sizes = kind
+    return (signals_of if name == "chain" else mixture_signals_of)(planner.device, *sizes)
 
 
 def chains_of(run: "Run", parts: list[Part], others: tuple[Any, ...]) -> Chains | None:
@@ -95,44 +108,79 @@ def _find(planner: "Planner", parts: list[Part]) -> Chains | None:
     of: dict[int, Chained] = {}
     for layer in range(len(parts) - 1):
         found = _between(placed[layer].nodes, placed[layer + 1].nodes, planner.config.norm_eps)
-        if found is None or placed[layer + 1].forms.get(found.next_qkv.inputs[0]) != "bf16":
-            continue
-        products = found.products(layer)
-        weights = [planner.model.weights.get(prefix + node.weights["weight"]) for node, prefix in products]
-        if (
-            None not in weights
-            and sum(rows * width for rows, width in (weight.shape for weight in weights)) >= LEAST_NUMBERS
-        ):
-            of |= {layer: found} if takes(planner.device, weights) else {}
-    return Chains(parts, of) if len(of) >= LEAST else None
+        if found is not None and placed[layer + 1].forms.get(found.following[1].inputs[0]) == "bf16":
+            kind = _kind(planner, found, layer)
+            of |= {layer: found._replace(kind=kind)} if kind else {}
+    kinds = [one.kind for one in of.values()]
+    of = {layer: one for layer, one in of.items() if kinds.count(one.kind) >= LEAST}
+    return Chains(parts, of) if of else None
+
+
+def _kind(planner: "Planner", found: Chained, layer: int) -> tuple[Any, ...]:
+    """Chained.kind, where the layer's weights are such as a launch takes; else nothing."""
+    device, weights = planner.device, found.weights(planner, layer)
+    if None in weights:
+        return ()
+    hidden, inner = weights[0].shape[0], weights[2].shape[1]
+    if found.mixture is None:
+        numbers = sum(rows * width for rows, width in (weight.shape for weight in weights))
+        return ("chain", hidden, inner) if numbers >= LEAST_NUMBERS and takes(device, weights) else ()
+    model, chosen = planner.model, planner.config.moe.experts_per_token
+    router, schemes = (
+        model.weights[f"layers.{layer}.{found.mixture.router.weights['weight']}"],
+        [w.scheme for w in weights],
+    )
+    active = hidden * (weights[0].shape[1] + 3 * chosen * inner) + weights[3].shape[0] * hidden
+    if (
+        active < LEAST_MIXED
+        or model.host_experts is not None
+        or not mixtures.takes(planner, found.mixture, router, schemes[1:3])
+    ):
+        return ()
+    fits = mixture_takes(device, weights, router, chosen, *mixtures.searched(found.mixture.route))
+    return ("mixture_chain", hidden, inner, router.shape[0], chosen) if fits else ()
 
 
 def _between(nodes: list[Node], following: list[Node], eps: float) -> Chained | None:
     """Attention's result → the stream, and the stream → the next layer's heads: nothing else than these."""
-    ops = ("attend", "linear", "add_norm", "gated_product", "linear")
-    if tuple(node.op for node in nodes[-5:]) != ops or tuple(node.op for node in following[:2]) != ops[2:0:-1]:
+    mixture = nodes[-1].options.get("mixture") if nodes else None
+    count = 4 if mixture is None else 7
+    attend, *own = nodes[-count - 1 :]
+    ops = ("attend", "linear", "add_norm", *(("gated_product", "linear") if mixture is None else mixtures.OPS[1:]))
+    if tuple(node.op for node in (attend, *own)) != ops or tuple(n.op for n in following[:2]) != ("add_norm", "linear"):
         return None
-    attend, *last = nodes[-5:]
-    found = Chained(*last, *following[:2])
-    o, norm, gate_up, down, next_norm, next_qkv = found
-    adds = [node.options.get("accumulate", False) for node in (o, down, next_qkv)]
-    reads = o.inputs[0] is attend.output and gate_up.inputs == (norm.output,) and down.inputs[0] is gate_up.output
+    if mixture is not None:
+        mixture = Mixture(*own[1:])
+    o, norm, next_norm, next_qkv = own[0], own[1], *following[:2]
+    reads = o.inputs[0] is attend.output and o.options.get("accumulate", False)
     is_plain = all(
-        node.options.get("kind", "rms") == "rms" and len(node.inputs) == 1 and set(node.weights) == {"norm"}
+        node.options.get("kind", "rms") == "rms" and set(node.weights) == {"norm"} and not node.output.is_stream
         for node in (norm, next_norm)
-    ) and not (norm.output.is_stream or next_norm.output.is_stream)
+    )
+    carried = next_norm.options.get("carried", False) and "delta_norm" not in next_norm.options
+    inputs = len(norm.inputs) == 1 and len(next_norm.inputs) == (1 if mixture is None else 2 if carried else 0)
     epsilons = {node.options.get("eps", eps) for node in (norm, next_norm)}
-    has_bias = any("bias" in node.weights for node in (o, gate_up, down)) or next_qkv.options.get("routes", False)
+    products = own if mixture is None else (o, mixture.gate_up, mixture.down)
+    has_bias = any("bias" in node.weights for node in products) or next_qkv.options.get("routes", False)
     is_read = next_qkv.inputs == (next_norm.output,) and sum(next_norm.output in n.inputs for n in following) == 1
-    fits = adds == [True, True, False] and len(epsilons) == 1 and gate_up.options["activation"] in GATES
-    return found if fits and reads and is_plain and is_read and not has_bias else None
+    gate = own[2].options["activation"] if mixture is None else mixture.gate_up.options["gate"]
+    fits = inputs and len(epsilons) == 1 and gate in GATES and (mixture is not None or _is_dense(own))
+    return (
+        Chained(tuple(own), (next_norm, next_qkv), mixture)
+        if fits and reads and is_plain and is_read and not has_bias
+        else None
+    )
+
+
+def _is_dense(own: list[Node]) -> bool:
+    _, norm, gate_up, down = own
+    return (
+        down.options.get("accumulate", False) and gate_up.inputs == (norm.output,) and down.inputs[0] is gate_up.output
+    )
 
 
 def reserve(planner: "Planner") -> None:
     """Have the device allocate what these launches work in."""
     found = _find(planner, planner._layers)
-    if found is not None:
-        layer, each = next(iter(found.of.items()))
-        (o, prefix), _, (down, _), _ = each.products(layer)
-        weights = [planner.model.weights[prefix + node.weights["weight"]] for node in (o, down)]
-        signals_of(planner.device, weights[0].shape[0], weights[1].shape[1])
+    for kind in {one.kind for one in found.of.values()} if found else ():
+        _signals(planner, kind)

@@ -8,7 +8,10 @@ from zse.tensor import Tensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from zse.plan.record import Run
+    from zse.plan.record import Planner, Run
+
+
+OPS = ("add_norm", "linear", "route", "experts", "experts", "combine")
 
 
 class Mixture(NamedTuple):
@@ -34,9 +37,8 @@ def mixtures(nodes: list[Node], trace: Trace) -> list[Node]:
             return nodes
         last.append(before)
     found = Mixture(*reversed(last))
-    ops = ("add_norm", "linear", "route", "experts", "experts", "combine")
     norm, ends = found.norm, nodes.index(found.norm) if found.norm in nodes else len(nodes)
-    if tuple(node.op for node in found) != ops or set(nodes[ends + 1 : -1]) != set(found[1:]):
+    if tuple(node.op for node in found) != OPS or set(nodes[ends + 1 : -1]) != set(found[1:]):
         return nodes
     is_plain = norm.options["kind"] == "rms" and len(norm.inputs) == 1 and "bias" not in norm.weights
     if is_plain and len(found.combine.inputs) == 2 and "gate" in found.gate_up.options:
@@ -47,16 +49,32 @@ def mixtures(nodes: list[Node], trace: Trace) -> list[Node]:
 
 def is_one(run: "Run", node: Node) -> bool:
     """Whether the node's mixture is what record() records, in the place of its last node."""
-    mixture, model = node.options.get("mixture"), run.planner.model
-    if mixture is None or run.form_tokens != 1 or "factors" in mixture.route.weights:
+    mixture = node.options.get("mixture")
+    if mixture is None or run.form_tokens != 1:
         return False
-    if model.lazy_experts is not None or model.config.moe.own[1]:
+    weights = [run.weight(each) for each in (mixture.gate_up, mixture.down)]
+    return takes(run.planner, mixture, run.weight(mixture.router), [weight.scheme for weight in weights])
+
+
+def takes(planner: "Planner", mixture: Mixture, router: Any, schemes: list[Any]) -> bool:
+    """Whether one_token() takes a mixture of these weights, all of which are on the device."""
+    model, chosen = planner.model, planner.config.moe.experts_per_token
+    if "factors" in mixture.route.weights or model.lazy_experts is not None or planner.config.moe.own[1]:
         return False
-    router, options, device = run.weight(mixture.router), mixture.route.options, run.recorder.device
-    (_, chosen), groups = run.t[mixture.route.output].ids.shape, (options["groups_used"], options["groups"])
-    more = options["gating"], groups, "bias" in mixture.route.weights
-    schemes = [run.weight(each).scheme for each in (mixture.gate_up, mixture.down)]
-    return all(one_token.takes(device, router, scheme, chosen, *more) for scheme in schemes)
+    more = searched(mixture.route)
+    return all(one_token.takes(planner.device, router, scheme, chosen, *more) for scheme in schemes)
+
+
+def searched(route: Node) -> tuple[str, tuple[int, int], bool]:
+    """What decides whether kernels choose of it: the gating, groups that are searched, and all, whether something is added."""
+    options = route.options
+    return options["gating"], (options["groups_used"], options["groups"]), "bias" in route.weights
+
+
+def choice_of(run: "Run", route: Node) -> dict[str, Any]:
+    """What kernels that choose take beside logits."""
+    options: dict[str, Any] = {name: route.options[name] for name in ("gating", "normalize", "eps", "scale")}
+    return options | dict(select=run.vector(route, "bias"), chosen=run.planner.config.moe.experts_per_token)
 
 
 def record(run: "Run", mixture: Mixture) -> None:
@@ -64,10 +82,9 @@ def record(run: "Run", mixture: Mixture) -> None:
     norm, router, routed = mixture[:3]
     # Read until the last launch, and so not where the router's product has its place.
     logits = run.recorder.device.scratch("router logits", 4 * run.weight(router).shape[0])
-    names = ("gating", "normalize", "eps", "scale")
-    options: dict[str, Any] = {name: routed.options[name] for name in names}
-    routing, select, x = run.t[routed.output], run.vector(routed, "bias"), run.t[norm.inputs[0]].with_rows(1)
-    chosen = routing.ids.shape[1]
+    options = choice_of(run, routed)
+    routing, select, x = run.t[routed.output], options.pop("select"), run.t[norm.inputs[0]].with_rows(1)
+    chosen = options.pop("chosen")
     weight, normed, bias = run.weight(router), run.t[norm.output].with_rows(1), run.vector(router, "bias")
     before = x, run.vector(norm, "norm"), norm.options.get("eps", run.planner.config.norm_eps)
     logits = Tensor(logits, (1, weight.shape[0]), "f32")

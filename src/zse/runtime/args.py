@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-MAX_ARGS = 32
+MAX_ARGS = 48
 
 _INT_BITS = {"i8": 8, "u8": 8, "i16": 16, "u16": 16, "i32": 32, "u32": 32, "i64": 64, "u64": 64, "bool_": 1, "bool": 1}
 _SMALL = 1 << 31  # numbers from 0 below this fit all of _TAKE_SMALL: most arguments need no other check

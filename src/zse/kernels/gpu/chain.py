@@ -29,25 +29,13 @@ SYMBOLS = {False: "chain_int4_g128", True: "chain_int4_g128_sym"}
 
 @zl.inline
 def multiply(acc, stage, j, chunk, columns, facts, p):
-    """acc += chunk j of a stage, the block's number `chunk` of a row, as matmul_few.multiply."""
-    words = [
-        zl.load(zl.cast_ptr(stage + (j * parts.WEIGHT_BYTES + p.piece + i * 256), zl.u32), 4)
-        for i in zl.static(range(4))
-    ]
-    at = columns + chunk * 256
-    halves = [zl.load(zl.cast_ptr(at + h * 128, zl.u32), 4) for h in zl.static(range(2))]
-    part = few.nibble_sums(words, halves, 0, parts.CHUNK)
+    """acc += chunk j of a stage, the block's number `chunk` of a row."""
     g = p.lane // 4
-    at_scale = stage + (parts.SCALES_AT + j * parts.SCALE_BYTES) + (g // 4 * parts.TILE_SCALES + g % 4 * 8)
-    scales = zl.convert(zl.load(zl.cast_ptr(at_scale, zl.f16), 4), zl.f32)
-    offsets = scales * -tiles.MIDDLE["int4"]
-    if not p.SYMMETRIC:
-        offsets = zl.convert(zl.load(zl.cast_ptr(at_scale + 2 * parts.TILE_SCALES, zl.f16), 4), zl.f32)
-    s, total = facts[chunk * 2] * (1 / 16), facts[chunk * 2 + 1]
-    for i in zl.static(range(4)):
-        dot = zl.f32(part[2 * i] * 256 + part[2 * i + 1]) * s
-        acc[i] = zl.fma(scales[i], dot, acc[i])
-        acc[i] = zl.fma(offsets[i], total, acc[i])
+    piece, scale = j * parts.WEIGHT_BYTES + p.piece, g // 4 * parts.TILE_SCALES + g % 4 * 8
+    scales = stage + (parts.SCALES_AT + j * parts.SCALE_BYTES)
+    parts.multiply_chunk(
+        acc, stage, piece, scales, scale, 2 * parts.TILE_SCALES, columns, facts, chunk, 0, 0, p.SYMMETRIC
+    )
 
 
 @zl.inline

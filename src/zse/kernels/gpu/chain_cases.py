@@ -16,11 +16,11 @@ SHAPES = ((1024, 1280, 4096, 1536), (1152, 1024, 4608, 96), (1536, 1152, 5248, 1
 NAMES = ("o", "gate_up", "down", "qkv")
 
 
-def _wide(bits):
+def wide(bits):
     return pack.bf16_to_f32(bits).astype(np.float64)
 
 
-def _normed(x, weight, eps):
+def normed(x, weight, eps):
     return x / np.sqrt((x**2).mean(axis=1, keepdims=True) + eps) * weight
 
 
@@ -28,12 +28,12 @@ def layer(x, attended, weights, norms, bias=None, eps=0.0, gate="silu"):
     """What is computed one after another, with the kernel's rounding to bf16, float64: (name → value)."""
     o, gate_up, down, qkv = (weight.dequantize().astype(np.float64) for weight in weights)
     found = {"mid": x.astype(np.float64) + attended.wide() @ o.T}
-    found["first"] = _normed(found["mid"], norms[0], eps)
+    found["first"] = normed(found["mid"], norms[0], eps)
     found["rows"] = found["first"] @ gate_up.T
     made = activation.GATED.reference(found["rows"], gate)["out"]
-    found["act"] = _wide(pack.f32_to_bf16(made.astype(np.float32)))
+    found["act"] = wide(pack.f32_to_bf16(made.astype(np.float32)))
     found["x"] = found["mid"] + found["act"] @ down.T
-    found["second"] = _normed(found["x"], norms[1], eps)
+    found["second"] = normed(found["x"], norms[1], eps)
     found["out"] = found["second"] @ qkv.T + (0 if bias is None else bias)
     return found
 
@@ -54,7 +54,7 @@ def cases(rng) -> Cases:
     return Cases(partial(_case, rng, number, shape) for number, shape in enumerate(SHAPES))
 
 
-def _weight(rng, rows: int, width: int, scheme):
+def weight_near_one(rng, rows: int, width: int, scheme):
     """One whose products with normal numbers are near 1."""
     weight = host.random_weight(rng, rows, width, scheme, scheme.in_memory["gpu"])
     factor = 1 / (float(weight.dequantize().std()) * width**0.5)
@@ -68,7 +68,7 @@ def _case(rng, number: int, shape) -> Case:
     hidden, attended, inner, qkv = shape
     scheme, gate = AffineScheme(4, 128, bool(number % 2)), GATES[int(rng.integers(2))]
     sizes = ((hidden, attended), (2 * inner, hidden), (hidden, inner), (qkv, hidden))
-    weights = tuple(_weight(rng, *size, scheme) for size in sizes)
+    weights = tuple(weight_near_one(rng, *size, scheme) for size in sizes)
     x = (rng.standard_normal((1, hidden)) * 2).astype(np.float32)
     norms = tuple((1 + rng.standard_normal(hidden) / 4).astype(np.float32) for _ in range(2))
     a = HostArray("bf16", pack.f32_to_bf16(rng.standard_normal((1, attended)).astype(np.float32)))

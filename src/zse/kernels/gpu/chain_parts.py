@@ -5,6 +5,7 @@ from typing import Any
 
 from zse import kernel as zl
 from zse.kernels.gpu import matmul_few as few
+from zse.kernels.gpu import matmul_tiles as tiles
 
 CHUNK = 128  # columns, and of a group of weights
 PER_STAGE = 8  # chunks of a unit of 32 rows in a stage of the ring
@@ -291,3 +292,24 @@ def prepare(product, share, norms, columns, facts, p):
         at, kept = [columns + m * 256 for m in mine], [facts + m * 2 for m in mine]
         few.prepare_bits([words[0:4], words[4:8]], at, kept, p.lane, 0, True)
     return squares
+
+
+@zl.inline
+def multiply_chunk(acc, weights, piece, scales, scale, to_offsets, columns, facts, chunk, column, fact, SYMMETRIC):
+    """acc += a chunk of this lane's four rows, as matmul_few.multiply. Its weights begin at weights + piece, their scales at
+    scales + scale, offsets to_offsets behind those; what they are multiplied with is `chunk` of `columns` and `facts`, or
+    as many further on as `column` and `fact` say."""
+    words = [zl.load(zl.cast_ptr(weights + (piece + i * 256), zl.u32), 4) for i in zl.static(range(4))]
+    at = columns + (chunk + column) * 256
+    halves = [zl.load(zl.cast_ptr(at + h * 128, zl.u32), 4) for h in zl.static(range(2))]
+    part = few.nibble_sums(words, halves, 0, CHUNK)
+    at_scale = scales + scale
+    factors = zl.convert(zl.load(zl.cast_ptr(at_scale, zl.f16), 4), zl.f32)
+    offsets = factors * -tiles.MIDDLE["int4"]
+    if not SYMMETRIC:
+        offsets = zl.convert(zl.load(zl.cast_ptr(at_scale + to_offsets, zl.f16), 4), zl.f32)
+    s, total = facts[(chunk + fact) * 2] * (1 / 16), facts[(chunk + fact) * 2 + 1]
+    for i in zl.static(range(4)):
+        dot = zl.f32(part[2 * i] * 256 + part[2 * i + 1]) * s
+        acc[i] = zl.fma(factors[i], dot, acc[i])
+        acc[i] = zl.fma(offsets[i], total, acc[i])

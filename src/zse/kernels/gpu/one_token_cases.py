@@ -42,7 +42,7 @@ def reference(
     experts = weight.shape[0]
     exact = wide / np.sqrt((wide**2).mean(axis=1, keepdims=True) + norm_eps) * norm
     logits = exact @ weight.dequantize().astype(np.float64).T + (0 if router_bias is None else router_bias)
-    routing = ROUTE.reference(logits, _empty(chosen, experts), select, **options)
+    routing = ROUTE.reference(logits, empty_routing(chosen, experts), select, **options)
     ids, weights = routing["routing.ids"][0], routing["routing.weights"][0]
     if tasks is not None:
         ids = tasks[np.argsort(np.argsort(ids)), 0]
@@ -57,7 +57,7 @@ def reference(
     return {"x": wide + each, "normed": exact, "logits": logits, "made": made}
 
 
-def _empty(chosen: int, experts: int) -> Routing:
+def empty_routing(chosen: int, experts: int) -> Routing:
     shapes = dict(ids=(1, chosen), weights=(1, chosen), source=(chosen,), place=(chosen,))
     tasks = np.zeros((num_tasks(1, 1, chosen, experts, 8), 3), np.int32)
     return Routing(**{name: np.zeros(shape, np.int32) for name, shape in shapes.items()}, tasks=tasks, task_pairs=8)

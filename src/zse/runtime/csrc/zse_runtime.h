@@ -12,7 +12,7 @@
 
 typedef void (*zse_kernel)(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last);
 
-enum { ZSE_MAX_ARGS = 32 };
+enum { ZSE_MAX_ARGS = 48 };
 enum { ZSE_OK = 0, ZSE_EINVAL = -1, ZSE_ENOMEM = -2, ZSE_ERANGE = -3, ZSE_ETHREAD = -4 };
 
 /* One recorded launch, as the host describes it. `depends`: wait for everything before; else overlap with the
