@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from zse.errors import RequestError
-from zse.sampling.fields import Array, Field, Integer, Object, checked, fields_of
-from zse.sampling.params import TOKEN_ID, BeamParams, SamplingParams
+from zse.sampling.fields import Field, Integer, Object, checked, fields_of
+from zse.sampling.params import TOKEN_ID, BeamParams, SamplingParams, TokenIds
 from zse.scheduler.options import RequestOptions
 
 WRONG = [
@@ -102,7 +102,7 @@ def test_params_cross_the_process_boundary_as_they_are():
 @pytest.mark.parametrize("wrong", [-1, 1 << 31, 1 << 70, True, 1.5, math.nan, "7", None, [7]], ids=repr)
 @pytest.mark.parametrize("before", [0, 3])
 def test_ids_that_are_checked_together_are_refused_as_one_by_one(wrong, before):
-    ids, path = Array(TOKEN_ID, 10), f"prompt[{before}]"
+    ids, path = TokenIds(max_length=10), f"prompt[{before}]"
     with pytest.raises(RequestError) as alone:
         TOKEN_ID.check(wrong, path)
     with pytest.raises(RequestError) as together:
@@ -115,6 +115,6 @@ def test_ids_that_are_checked_together_are_refused_as_one_by_one(wrong, before):
 
 
 def test_ids_are_integers_of_31_bits():
-    ids = Array(TOKEN_ID, 10)
+    ids = TokenIds(max_length=10)
     given = (0, (1 << 31) - 1)
     assert ids.check(given, "prompt") == [*given] and ids.check([2, 3.0], "prompt") == [2, 3] and not ids.check([], "")

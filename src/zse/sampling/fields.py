@@ -59,10 +59,6 @@ class Kind(msgspec.Struct, frozen=True):
     def check(self, value: Any, path: str) -> Any:
         raise NotImplementedError
 
-    def are_right(self, values: list | tuple) -> bool:
-        """Whether these are known, at less than check() costs for each, to be such values as they stand."""
-        return False
-
     @property
     def schema(self) -> dict:
         """JSON Schema of the values."""
@@ -196,8 +192,6 @@ class Array(Kind, frozen=True):
             raise too_long(path, f"at most {self.max_length} items")
         if len(value) < self.min_length:
             raise refused("invalid_value", f"'{path}' must hold at least {self.min_length} item(s).", path)
-        if self.item.are_right(value):
-            return list(value)
         check = self.item.check
         return [check(item, f"{path}[{index}]") for index, item in enumerate(value)]
 

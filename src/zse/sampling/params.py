@@ -33,29 +33,34 @@ MAX_LOGIT_BIAS_ENTRIES = 1024
 MAX_BEAM_WIDTH = 16
 
 
-class TokenId(Kind, frozen=True):
+def token_id(value: Any, path: str) -> int:
     """A token id; it is compared with the vocabulary later."""
+    value = Integer().check(value, path)
+    if not 0 <= value < 1 << 31:
+        raise refused("invalid_token_id", f"'{path}' is not a token id.", path)
+    return value
+
+
+TOKEN_ID = Custom(token_id, {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1})
+
+
+class TokenIds(Array, frozen=True):
+    """Token ids, checked together: 7,000 in 0.7 ms, which one by one take 4 of a prompt's time to its first token."""
+
+    item: Kind = TOKEN_ID
+    max_length: int = (1 << 31) - 1
 
     def check(self, value, path):
-        value = Integer().check(value, path)
-        if not 0 <= value < 1 << 31:
-            raise refused("invalid_token_id", f"'{path}' is not a token id.", path)
-        return value
-
-    def are_right(self, values):
-        """Of 7,000 in 0.7 ms; one by one they take 4 of the time to a first token."""
-        return {*map(type, values)} == {int} and min(values) >= 0 and max(values) < 1 << 31
-
-    @property
-    def schema(self):
-        return {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1}
+        fits = type(value) in (list, tuple) and 0 < len(value) and self.min_length <= len(value) <= self.max_length
+        if fits and {*map(type, value)} == {int} and min(value) >= 0 and max(value) < 1 << 31:
+            return list(value)
+        return Array.check(self, value, path)
 
 
-TOKEN_ID = TokenId()
 _STOP = OneOrMore(String(256, empty=False), 4)
-_IDS = Array(TOKEN_ID, 128)
+_IDS = TokenIds(max_length=128)
 _TOKENS = Custom(lambda value, path: value, {"type": "array"})  # of nobody's request
-_WORDS, _ALLOWED = Array(String(256, empty=False), 128), Array(TOKEN_ID, 65_536, 1)
+_WORDS, _ALLOWED = Array(String(256, empty=False), 128), TokenIds(max_length=65_536, min_length=1)
 _BIAS = Number(-100, 100)
 
 
@@ -80,7 +85,7 @@ def _logit_bias(value: Any, path: str) -> dict[int, float]:
     for key, bias in value.items():
         if type(key) is str and not (key.isascii() and key.isdigit() and len(key) <= 9):
             raise refused("invalid_token_id", f"A key of '{path}' is not a token id.", path)
-        biases[TOKEN_ID.check(int(key), path)] = _BIAS.check(bias, f"{path}.{key}")
+        biases[token_id(int(key), path)] = _BIAS.check(bias, f"{path}.{key}")
     return biases
 
 

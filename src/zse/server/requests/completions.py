@@ -26,7 +26,7 @@ from zse.sampling.fields import (
     refused,
     wrong_type,
 )
-from zse.sampling.params import MAX_LOGPROBS, RECOMMENDED, TOKEN_ID, BeamParams, SamplingParams
+from zse.sampling.params import MAX_LOGPROBS, RECOMMENDED, BeamParams, SamplingParams, TokenIds
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.server.errors import APIError
 from zse.server.requests import finding
@@ -121,7 +121,7 @@ class _Rag(Kind, frozen=True):
 
 def texts_or_ids(most: int, empty: bool = True) -> Custom:
     """A string, strings, token ids or lists of token ids → list of str | list[int]. Neither of the lists is empty."""
-    text, ids = String(empty=empty), Array(TOKEN_ID, MAX_IDS, 1)
+    text, ids = String(empty=empty), TokenIds(max_length=MAX_IDS, min_length=1)
     texts, lists = Array(text, most, 1), Array(ids, most, 1)
 
     def check(value: Any, path: str) -> list:

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from zse.sampling.fields import Array, Boolean, Field, Fields, Object, String, refused
-from zse.sampling.params import TOKEN_ID
+from zse.sampling.fields import Boolean, Field, Fields, Object, String, refused
+from zse.sampling.params import TokenIds
 from zse.server.requests.completions import MAX_IDS, MODEL
 from zse.server.requests.conversation import CONVERSATION
 
@@ -15,7 +15,7 @@ TOKENIZE_FIELDS: Fields = {
     "add_special_tokens": Field(Boolean(), "Begin a prompt as the model wants it, with its BOS token.", True),
     "return_token_strs": Field(Boolean(), "Give the text of each token, too.", False),
 }
-DETOKENIZE_FIELDS: Fields = {"model": MODEL, "tokens": Field(Array(TOKEN_ID, MAX_IDS), "Token ids.", required=True)}
+DETOKENIZE_FIELDS: Fields = {"model": MODEL, "tokens": Field(TokenIds(max_length=MAX_IDS), "Token ids.", required=True)}
 
 
 def read_tokenize(body: dict) -> dict:
