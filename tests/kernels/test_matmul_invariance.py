@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from kernels.harness import each_isa, run_case
+from kernels.harness import check_case, each_isa, run_case
 from zse.kernels.host import random_weight
 from zse.kernels.matmul import MATMUL
-from zse.kernels.op import EXACT, Case, HostActivation, OutputSpec
+from zse.kernels.op import EXACT, Case, HostActivation, OutputSpec, Tolerance
 from zse.kernels.route import sorted_pairs
 from zse.quant.scheme import AffineScheme, DenseScheme
 from zse.quant.superblock import SUPERBLOCK_SCHEMES
@@ -94,3 +94,28 @@ def test_a_token_alone_and_in_a_batch_with_experts(isa, kind):
         assert np.isfinite(whole).all()
         for (start, stop), got in found.items():
             np.testing.assert_array_equal(got, whole[start:stop], err_msg=f"{scheme} {kind} {start}")
+
+
+@pytest.mark.parametrize("isa", each_isa())
+@pytest.mark.parametrize("tokens", [1, 5, 67])
+@pytest.mark.parametrize("scale", [0x00, 0x7F, 0x80, 0xFF])
+def test_the_largest_sums_of_integer_scales(isa, tokens, scale):
+    """Every weight, scale and activation at an end of its range: sums of i16 and i32 that pass what holds them are far off."""
+    rng = np.random.default_rng(7)
+    signs = {"all": np.ones(256), "turns": np.tile([1, -1], 128), "mixed": rng.choice([-1, 1], 256)}
+    for scheme in SUPERBLOCK_SCHEMES:
+        for fill in (0x00, 0xFF):
+            weight = random_weight(rng, 16, 256, scheme)
+            for name, value in {"q": fill, "high": fill, "scale": scale}.items():
+                if name in weight.planes:
+                    weight.planes[name][:] = value
+            for name, sign in signs.items():
+                a = HostActivation.quantize(np.tile(127 * sign, (tokens, 1)).astype(np.float32))
+                assert np.abs(a.q).min() == 127
+                size = float(np.abs(weight.dequantize().astype(np.float64)).sum(axis=1).max()) * 127
+                near = Tolerance(size * 1e-6, 0, "f32 sums of eight blocks")
+                out = {"out": OutputSpec((tokens, 16), "float32", near)}
+                case = Case(
+                    f"{scheme} {fill} {name}", {"a": a, "weight": weight, "bias": None}, out, {"max_tokens": tokens}
+                )
+                check_case(MATMUL, case, run_case(MATMUL, case, isa))

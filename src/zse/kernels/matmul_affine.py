@@ -3,7 +3,7 @@
 int8 activations: the four bytes of a 32-bit lane are four consecutive k of one row. With VNNI one instruction
 multiplies and adds them into i32. Without, maddubs gives i16 pairs; their range allows 8 (4 bits), 4 (5 bits) or 2 (6
 bits) steps before they are widened, and 8-bit weights go through |w| * sign(a, w), because u8 * s8 pairs would overflow
-i16; for many tokens these, and int16 activations, are multiplied as i16. Per 32 values of k: out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q). Scales that are integers of 6 or
+i16; several tokens are matmul_affine_i16's. Per 32 values of k: out += scale_w * scale_a * dot + offset_w * (scale_a * sum of a's q). Scales that are integers of 6 or
 8 bits with factors for 256 columns (zse.quant.superblock) are multiplied by these when the columns are reached: a token
 alone reads 4.5 bits a weight instead of 5.
 
@@ -14,12 +14,15 @@ every weight into f32)."""
 from itertools import product
 
 from zse import kernel as zl
-from zse.kernels import matmul_affine_many
+from zse.kernels.matmul_affine_i16 import multiply_few_i16, widens
+from zse.kernels.matmul_affine_many import matmul_int8_many
 from zse.kernels.matmul_affine_parts import (
     BLOCK_TILES,
     LUT,
     SUPER,
     Int8Product,
+    activations_at,
+    adds_i16,
     coded,
     dot_bits,
     group_scales,
@@ -37,6 +40,7 @@ from zse.kernels.matmul_affine_parts import (
     unpack,
     widen_if_first,
 )
+from zse.kernels.matmul_affine_super import PASS, in_integers, multiply_token
 from zse.kernels.matmul_tile import TILE, block_tokens, source_row, stacked_tile, store_tile, tile_for
 from zse.quant.scheme import BITS, AffineScheme
 from zse.quant.superblock import SUPERBLOCK_SCHEMES
@@ -101,7 +105,7 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
     token_last on are computed as the one before and dropped."""
     parts = [first_part + i for i in zl.static(range(p.PARTS))]
     at = [min(token + t, token_last - 1) for t in zl.static(range(TOKENS))]
-    a = matmul_affine_many.activations_at(p, at)
+    a = activations_at(p, at)
     acc = [zl.f32.x(zl.target.lanes)(0) for _ in zl.static(range(p.PARTS * TOKENS))]
     if p.GROUP == 0:
         for group in range(groups):
@@ -113,7 +117,10 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
                     accumulate(acc, i * TOKENS, unpack(planes, block, part, p.BITS), scales[i], a, block, p)
     elif is_coded(p) and TOKENS == 1:
         for first in range(0, p.blocks, SUPER):
-            multiply_super_block(acc, p, planes, parts, a, first)
+            if in_integers(p):
+                multiply_token(acc, p, planes, parts, a, first)
+            else:
+                multiply_super_block(acc, p, planes, parts, a, first)
     else:
         for block in range(p.blocks):
             if TOKENS > 1:
@@ -144,16 +151,31 @@ def matmul_int8(p: Int8Product):
 @zl.inline
 def multiply_tile(p):
     """The body of a kernel."""
+    if not (adds_i16() and p.TOKENS > 1) or widens(p):
+        multiply_passes(p, p.TOKENS)
+    elif in_integers(p):
+        multiply_few_i16(p)
+    else:
+        first, last = block_tokens(p)[1:]
+        if last - first <= PASS:  # unpacked into registers: 4 tokens of 4 bits take 207 us, of memory 239
+            multiply_passes(p, PASS)
+        else:
+            multiply_few_i16(p)
+
+
+@zl.inline
+def multiply_passes(p, TOKENS):
+    """TOKENS share an unpacked weight. Those that are left take passes of half as many where they fit."""
     tile = zl.block_index(0)
     expert, token_first, token_last = block_tokens(p)
     groups = num_groups(p)
     planes = tile_planes(p, stacked_tile(p, expert, tile), groups)
     for first_part in range(0, TILE // zl.target.lanes, p.PARTS):
-        for token in range(token_first, token_last, p.TOKENS):
-            if p.TOKENS > 1 and token_last - token <= p.TOKENS // 2:
-                multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last, max(p.TOKENS // 2, 1))
+        for token in range(token_first, token_last, TOKENS):
+            if TOKENS > 1 and token_last - token <= TOKENS // 2:
+                multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last, max(TOKENS // 2, 1))
             else:
-                multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last, p.TOKENS)
+                multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last, TOKENS)
 
 
 class F32Product(zl.Record):
@@ -291,7 +313,7 @@ def variants(target) -> list[zl.Variant]:
                 one = statics | more | {"PARTS": parts, "TOKENS": tokens}
                 made.append(zl.Variant(symbol_of(scheme, form, f"t{tokens}"), matmul_int8, one))
             many = statics | more | {"PARTS": 1, "TOKENS": 4}
-            made.append(zl.Variant(symbol_of(scheme, form, "many"), matmul_affine_many.matmul_int8_many, many))
+            made.append(zl.Variant(symbol_of(scheme, form, "many"), matmul_int8_many, many))
         for tokens in TILES["f32"] if group != 32 or not is_affine else ():
             more = {"HALVES": 2 if group == 16 else 1, "TOKENS": tokens}
             made.append(zl.Variant(symbol_of(scheme, "f32", f"t{tokens}"), matmul_f32, statics | more))

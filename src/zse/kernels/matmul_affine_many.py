@@ -1,22 +1,23 @@
-"""Products of a CPU with affine weights for several tokens: weights are unpacked once for all tokens of a block.
+"""Products of a CPU with affine weights for many tokens: weights are unpacked once for all tokens of a block. With VNNI or
+dotprod; without it is matmul_affine_i16.
 
 A grid block is BLOCK_TILES tiles of 16 rows for up to TOKENS_PER_BLOCK tokens. It walks the columns in pieces of PIECE
 blocks of 32: of a tile's piece the bytes and scales are unpacked into memory that the first cache holds (4 + 1 KiB of
 48), then TOKENS tokens at a time are multiplied with them, whose activations (16 KiB a piece) stay there for the next
-tile. Where i16 is multiplied (widens()) both are twice as large. Every token's sum goes through the operations of matmul_int8 in its order: alone or in a batch its bits are the
+tile. Every token's sum goes through the operations of matmul_int8 in its order: alone or in a batch its bits are the
 same."""
 
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
+from zse.kernels.matmul_affine_i16 import multiply_many_i16
 from zse.kernels.matmul_affine_parts import (
     BLOCK_TILES,
-    LUT,
-    STEPS_I16,
-    Activations,
     Int8Product,
-    dot_bits,
+    activations_at,
+    adds_i16,
     half_sum,
+    has_offset,
     load_scales,
     num_groups,
     prefetch_block,
@@ -31,8 +32,6 @@ PAIR = 2  # tiles that are multiplied side by side
 # Blocks of a row from which on the next tokens' activations are brought near: of rows that are so far apart, by a power
 # of two, the first cache keeps no piece for the next tiles. 8,192 columns: 11 % faster; 4,096: 2 %.
 LONG = 128
-WORDS_I16 = 16  # of a block of 32 activations as i16
-EVEN, LESS_128 = 0x00FF00FF, -8323200  # 0xFF80FF80
 
 
 class Coming(NamedTuple):
@@ -44,17 +43,8 @@ class Coming(NamedTuple):
     wanted: Any
 
 
-class Around(NamedTuple):
-    """What a block has beside its weights. halves f32 [TOKENS_PER_BLOCK, PIECE]: half_sum() of groups of 16. wide i32
-    [TOKENS_PER_BLOCK, PIECE, WORDS_I16]: as widen_activations() writes it; at: the tokens' places there."""
-
-    halves: Any
-    wide: Any
-    at: Any
-
-
 class Staged(NamedTuple):
-    """A piece of PAIR tiles. words i32 [PAIR, PIECE, parts, steps_of(), lanes]; scale and offset f32 [PAIR, PIECE, 2 halves,
+    """A piece of PAIR tiles. words i32 [PAIR, PIECE, parts, 8, lanes]; scale and offset f32 [PAIR, PIECE, 2 halves,
     16], as load_scales gives them."""
 
     words: Any
@@ -71,10 +61,8 @@ def stage(p, planes, staged, first, count):
         widen_if_first(p, planes, block, list(range(TILE // lanes)))
         for part in zl.static(range(TILE // lanes)):
             w = unpack(planes, block, part, p.BITS)
-            if widens(p):
-                w = widened_weights(p, w)
-            for s in zl.static(range(len(w))):
-                zl.store(staged.words + (i * TILE + part * lanes) * len(w) + s * lanes, w[s])
+            for s in zl.static(range(8)):
+                zl.store(staged.words + (i * TILE + part * lanes) * 8 + s * lanes, w[s])
             for half in zl.static(range(2 if p.GROUP == 16 else 1)):
                 group = block * 2 + half if p.GROUP == 16 else block if p.GROUP == 32 else block // p.group_blocks
                 unit, offset = load_scales(p, planes, group, part)
@@ -84,10 +72,10 @@ def stage(p, planes, staged, first, count):
 
 
 @zl.inline
-def multiply_staged(p, staged, coming, around, a, token, acc, first, count, part):
+def multiply_staged(p, staged, coming, halves, a, token, acc, first, count, part):
     """acc f32 [PAIR, TOKENS_PER_BLOCK, 16] += the piece, of a part of the rows, for the tokens of the Activations a
     from `token` of the block on. A broadcast activation serves PAIR registers of weights: loads are half as many as one
-    alone would need. around: Around."""
+    alone would need. halves f32 [TOKENS_PER_BLOCK, PIECE]: half_sum() of groups of 16."""
     lanes, TOKENS = zl.target.lanes, len(a.q)
     HALVES = 2 if p.GROUP == 16 else 1
     STEPS = 8 // HALVES
@@ -100,17 +88,13 @@ def multiply_staged(p, staged, coming, around, a, token, acc, first, count, part
         for r in zl.static(range(PAIR)):
             if coming.wanted[r]:
                 prefetch_block(p, coming.planes[r], min(coming.first + i, p.blocks - 1))
-        words = [staged.words + ((r * PIECE + i) * TILE + part * lanes) * steps_of(p) for r in zl.static(range(PAIR))]
+        words = [staged.words + ((r * PIECE + i) * TILE + part * lanes) * 8 for r in zl.static(range(PAIR))]
         units = [staged.scale + (r * PIECE + i) * (2 * TILE) + part * lanes for r in zl.static(range(PAIR))]
         offsets = [staged.offset + (r * PIECE + i) * (2 * TILE) + part * lanes for r in zl.static(range(PAIR))]
         q = [zl.cast_ptr(row + block * 32, zl.i32) for row in a.q]
         low = [zl.cast_ptr(row + block * 32, zl.i32) for row in a.low]
         for half in zl.static(range(HALVES)):
-            if widens(p):
-                rows = [around.wide + (around.at[t] * PIECE + i) * WORDS_I16 for t in zl.static(range(TOKENS))]
-                totals = pair_dots_i16(words, rows, half * STEPS, STEPS)
-            else:
-                totals = pair_dots(p, words, q, low, half * STEPS, STEPS)
+            totals = pair_dots(words, q, low, half * STEPS, STEPS)
             for r in zl.static(range(PAIR)):
                 scale = zl.load(units[r] + half * TILE, lanes)
                 for t in zl.static(range(TOKENS)):
@@ -122,7 +106,7 @@ def multiply_staged(p, staged, coming, around, a, token, acc, first, count, part
                     for t in zl.static(range(TOKENS)):
                         total = a.sum[t][block]
                         if HALVES == 2:
-                            mine = around.halves[(token + t) * PIECE + i]
+                            mine = halves[(token + t) * PIECE + i]
                             total = total - mine if half == 1 else mine
                         sums[r][t] = zl.fma(offset, total, sums[r][t])
     for r in zl.static(range(PAIR)):
@@ -131,12 +115,10 @@ def multiply_staged(p, staged, coming, around, a, token, acc, first, count, part
 
 
 @zl.inline
-def pair_dots(p, words, q, low, first, count):
+def pair_dots(words, q, low, first, count):
     """[PAIR][tokens] i32 lanes: joined_dots of both registers, which share an activation's broadcast. One byte of int16
     activations after the other, in one sum: registers for twice the tokens, which share the loads."""
     lanes = zl.target.lanes
-    if not (zl.target.has("vnni") or zl.target.has("dotprod")):
-        return pair_dots_i8(p, words, q, first, count)
     totals = [[zl.i32.x(lanes)(0) for _ in q] for _ in words]
     for place, rows in enumerate([q, low] if low else [q]):
         if place == 1:
@@ -154,101 +136,6 @@ def pair_dots(p, words, q, low, first, count):
                     for r in zl.static(range(len(words))):
                         totals[r][t] = zl.dot4_u8s8(totals[r][t], w[r], value)
     return totals
-
-
-@zl.inline
-def pair_dots_i8(p, words, q, first, count):
-    """The same by sums of i16, for weights of 4 to 6 bits. Where these are widened more than once, two tokens at a time: sums
-    and totals of four do not fit 16 registers."""
-    lanes, run = zl.target.lanes, STEPS_I16[dot_bits(p)]
-    together = len(q) if run >= count else 2
-    totals = [[zl.i32.x(lanes)(0) for _ in q] for _ in words]
-    for start in zl.static(range(first, first + count, run)):
-        for begin in zl.static(range(0, len(q), together)):
-            sums = [[zl.i32.x(lanes)(0) for _ in zl.static(range(together))] for _ in words]
-            for s in zl.static(range(start, min(start + run, first + count))):
-                w = [zl.load(at + s * lanes, lanes) for at in words]
-                for t in zl.static(range(together)):
-                    value = zl.splat(q[begin + t][s], lanes)
-                    for r in zl.static(range(len(words))):
-                        pairs = zl.pairs_u8s8(w[r], value)
-                        sums[r][t] = pairs if s == start else zl.add_i16(sums[r][t], pairs)
-            for t in zl.static(range(together)):
-                for r in zl.static(range(len(words))):
-                    totals[r][begin + t] += zl.pairs_i16(sums[r][t])
-    return totals
-
-
-@zl.inline
-def widens(p):
-    """Whether i16 values are multiplied: without VNNI and dotprod, where bytes take more steps (weights of 8 bits a sign,
-    int16 activations two products, each then a sum of pairs)."""
-    return not (zl.target.has("vnni") or zl.target.has("dotprod")) and (p.WIDE or dot_bits(p) in (8, LUT))
-
-
-@zl.inline
-def steps_of(p):
-    """Registers of weights that a block of 32 columns has for a register of rows."""
-    return 16 if widens(p) else 8
-
-
-@zl.inline
-def widened_weights(p, w):
-    """unpack()'s bytes as pairs of i16: of each step columns 0 and 2, then 1 and 3; less 128 of 8 bits."""
-    lanes = zl.target.lanes
-    parts = [[(step >> shift) & zl.i32.x(lanes)(EVEN) for shift in zl.static((0, 8))] for step in w]
-    if dot_bits(p) in (8, LUT):
-        parts = [[zl.add_i16(part, zl.i32.x(lanes)(LESS_128)) for part in step] for step in parts]
-    return [part for step in parts for part in step]
-
-
-@zl.inline
-def widen_activations(p, a, block, place):
-    """Write a block of one token's activations as i16 [2, 16]: columns 0 and 2 of each step, then 1 and 3. int16 ones are q *
-    256 + low."""
-    lanes = zl.target.lanes
-    even = zl.i32.x(lanes)(EVEN)
-    for at in zl.static(range(0, 8, lanes)):
-        q = zl.load(zl.cast_ptr(a.q[0] + block * 32, zl.i32) + at, lanes)
-        bytes_ = zl.load(zl.cast_ptr(a.low[0] + block * 32, zl.i32) + at, lanes) if p.WIDE else q
-        positive = bytes_ ^ zl.i32.x(lanes)(-2139062144)  # 0x80808080: plus 128
-        parts = [zl.add_i16((positive >> shift) & even, zl.i32.x(lanes)(LESS_128)) for shift in zl.static((0, 8))]
-        if p.WIDE:
-            parts = [zl.add_i16(parts[0], (q & even) << 8), zl.add_i16(parts[1], q & (even << 8))]
-        zl.store(place + at, parts[0])
-        zl.store(place + 8 + at, parts[1])
-
-
-@zl.inline
-def pair_dots_i16(words, rows, first, count):
-    """As pair_dots, of what stage() and widen_activations() wrote. Products and sums fit i32: at most 32 * 128 * 32,767."""
-    lanes = zl.target.lanes
-    totals = [[zl.i32.x(lanes)(0) for _ in rows] for _ in words]
-    for s in zl.static(range(2 * first, 2 * (first + count))):
-        w = [zl.load(at + s * lanes, lanes) for at in words]
-        for t, at in enumerate(rows):
-            value = zl.splat(at[s % 2 * 8 + s // 2], lanes)
-            for r in zl.static(range(len(words))):
-                totals[r][t] += zl.dot2_i16(w[r], value)
-    return totals
-
-
-@zl.inline
-def activations_at(p, tokens):
-    """Of these tokens."""
-    rows = [source_row(p, token) for token in tokens]
-    return Activations(
-        [p.aq + row * (p.blocks * 32) for row in rows],
-        [p.a_low + row * (p.blocks * 32) for row in rows] if p.WIDE else [],
-        [p.a_scale + row * p.blocks for row in rows],
-        [p.a_sum + row * p.blocks for row in rows],
-    )
-
-
-@zl.inline
-def has_offset(p):
-    """Whether load_scales gives an offset."""
-    return not (p.SYMMETRIC and dot_bits(p) in (8, LUT) and not zl.target.has("vnni"))
 
 
 @zl.inline
@@ -283,18 +170,26 @@ def matmul_int8_many(p: Int8Product):
 @zl.inline
 def multiply_many(p):
     """The body of a kernel: what a block computes."""
+    if adds_i16():
+        multiply_many_i16(p)
+    else:
+        multiply_pieces(p)
+
+
+@zl.inline
+def multiply_pieces(p):
+    """The same with VNNI or dotprod."""
     lanes = zl.target.lanes
     tile_first = zl.block_index(1) * BLOCK_TILES
     tile_last = min(tile_first + BLOCK_TILES, (p.rows + TILE - 1) // TILE)
     expert, token_first, token_last = block_tokens(p, 0)
     groups = num_groups(p)
     staged = Staged(
-        zl.local_array(zl.i32, PAIR * PIECE * steps_of(p) * TILE),
+        zl.local_array(zl.i32, PAIR * PIECE * 8 * TILE),
         zl.local_array(zl.f32, PAIR * PIECE * 2 * TILE),
         zl.local_array(zl.f32, PAIR * PIECE * 2 * TILE),
     )
     halves = zl.local_array(zl.f32, TOKENS_PER_BLOCK * PIECE)
-    wide = zl.local_array(zl.i32, TOKENS_PER_BLOCK * PIECE * WORDS_I16) if widens(p) else None
     acc = zl.local_array(zl.f32, BLOCK_TILES * TOKENS_PER_BLOCK * TILE)
     zero = zl.f32.x(lanes)(0)
     for at in range(0, BLOCK_TILES * TOKENS_PER_BLOCK * TILE, lanes):
@@ -309,16 +204,11 @@ def multiply_many(p):
                 a = activations_at(p, [token])
                 for i in range(count):
                     halves[(token - token_first) * PIECE + i] = half_sum(a, 0, first + i)
-        if widens(p):
-            for token in range(token_first, token_last):
-                a = activations_at(p, [token])
-                for i in range(count):
-                    widen_activations(p, a, first + i, wide + ((token - token_first) * PIECE + i) * WORDS_I16)
         for pair in range(tile_first, tile_last, PAIR):
             last = pair + PAIR >= tile_last
             for r in zl.static(range(PAIR)):
                 part = Staged(
-                    staged.words + r * (PIECE * steps_of(p) * TILE),
+                    staged.words + r * (PIECE * 8 * TILE),
                     staged.scale + r * (PIECE * 2 * TILE),
                     staged.offset + r * (PIECE * 2 * TILE),
                 )
@@ -341,8 +231,7 @@ def multiply_many(p):
                 a = activations_at(p, at)
                 if p.blocks >= LONG:
                     prefetch_activations(p, token + p.TOKENS, token_last, first)
-                around = Around(halves, wide, [here - token_first for here in at])
                 for part in zl.static(range(TILE // lanes)):
-                    multiply_staged(p, staged, coming, around, a, token - token_first, mine, first, count, part)
+                    multiply_staged(p, staged, coming, halves, a, token - token_first, mine, first, count, part)
                 if first + PIECE >= p.blocks:
                     store_sums(p, mine, token, token_first, token_last, pair, tile_last, expert)

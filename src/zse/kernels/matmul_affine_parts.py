@@ -4,7 +4,7 @@ columns, scales."""
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.matmul_tile import TILE
+from zse.kernels.matmul_tile import TILE, source_row
 
 LOW = 0x0F0F0F0F
 LUT = "lut4"  # as BITS: indices of 4 bits, looked up in a table (zse.kernels.matmul_lut4); then as 8 bits
@@ -118,12 +118,12 @@ def super_block(p, planes, block, part):
 
 @zl.inline
 def code_of(words, field):
-    """A field of 6 bits (its number at compile time) of three words, f32."""
+    """A field of 6 bits (its number at compile time) of three words, i32."""
     if field == 15:
         code = ((words[0] >> 30) & 3) | ((words[1] >> 28) & 12) | ((words[2] >> 26) & 48)
     else:
         code = (words[field // 5] >> (6 * (field % 5))) & 63
-    return zl.convert(code, zl.f32)
+    return code
 
 
 @zl.inline
@@ -132,7 +132,9 @@ def coded(p, of, group):
     if p.CODE == "i8":
         codes = zl.convert(zl.load(of.codes + group * TILE, zl.target.lanes), zl.i32)
         return zl.convert(codes, zl.f32) * of.d, None
-    return code_of(of.codes, group) * of.d, code_of(of.codes, SUPER + group) * of.low
+    return zl.convert(code_of(of.codes, group), zl.f32) * of.d, zl.convert(
+        code_of(of.codes, SUPER + group), zl.f32
+    ) * of.low
 
 
 @zl.inline
@@ -390,3 +392,27 @@ class Activations(NamedTuple):
     low: Any
     scale: Any
     sum: Any
+
+
+@zl.inline
+def activations_at(p, tokens):
+    """Of these tokens."""
+    rows = [source_row(p, token) for token in tokens]
+    return Activations(
+        [p.aq + row * (p.blocks * 32) for row in rows],
+        [p.a_low + row * (p.blocks * 32) for row in rows] if p.WIDE else [],
+        [p.a_scale + row * p.blocks for row in rows],
+        [p.a_sum + row * p.blocks for row in rows],
+    )
+
+
+@zl.inline
+def has_offset(p):
+    """Whether load_scales() gives an offset."""
+    return not (p.SYMMETRIC and dot_bits(p) in (8, LUT) and not zl.target.has("vnni"))
+
+
+@zl.inline
+def adds_i16():
+    """Whether products are added up as i16: x86 without VNNI."""
+    return not (zl.target.has("vnni") or zl.target.has("dotprod"))

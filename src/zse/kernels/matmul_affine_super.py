@@ -1,0 +1,205 @@
+"""Products of int8 activations with superblock weights without VNNI: their integer scales multiply where i16 pairs are added.
+
+The instruction that adds pairs of i16 multiplies them, by 1 elsewhere, here by the group's scale. Of a super-block of 256
+columns
+
+    out += d * sum over blocks b of a_scale[b] * (sum over b's groups g of sc[g] * dot[g])
+
+and then, of schemes with minima, out += offset[b] * a_sum[b] block by block. The sums in brackets are integers below 2**24
+(2 * 128 * 16 * 32 * 127 of q6, 63 * 32 * 31 * 127 of q5), which f32 holds: however they are computed, alone or in a batch, a
+token's bits are the same. For several tokens q6's weights are signed (q - 32) and activations are 128 more. What that adds to a
+lane of i16, 128 * its weights, is known when a tile is unpacked, and sums start from less so much: they wrap, but what they end
+as is at most 8 * 32 * 127, so four steps are added before they are scaled, not two, and no sums of 16 activations are needed."""
+
+from typing import Any, NamedTuple
+
+from zse import kernel as zl
+from zse.kernels.matmul_affine_parts import (
+    STEPS_I16,
+    SUPER,
+    adds_i16,
+    code_of,
+    dots,
+    is_coded,
+    sum16,
+    super_block,
+    unpack,
+)
+from zse.kernels.matmul_tile import TILE
+
+PASS = 4  # tokens that are multiplied together
+PLUS_128 = -2139062144  # 0x80808080
+HIGH_LESS_32 = 0x1000F0E0  # bytes: the two high bits of q6 as 16 * (bits - 2), in the order of bits
+
+
+class StagedTile(NamedTuple):
+    """A piece of a tile. words i32 [SUPER, steps_of(), 16]; scale f32 [SUPER, 2 halves, 16], or i32, twice an i16, where scales are
+    integers; offset f32 [SUPER, 2 halves, 16], of q6 pairs of i16 that sums start from; d f32 [16]."""
+
+    words: Any
+    scale: Any
+    offset: Any
+    d: Any
+
+
+class PassTokens(NamedTuple):
+    """Pointers at the piece of PASS tokens' activations: i32 words, f32 scales, sums, sums of the first halves of blocks."""
+
+    q: Any
+    scale: Any
+    sum: Any
+    half: Any
+
+
+@zl.inline
+def in_integers(p):
+    """Whether these products are meant. Those of int16 activations do not fit i32."""
+    return is_coded(p) and not p.WIDE and adds_i16()
+
+
+@zl.inline
+def twice(code):
+    """An i32 as two i16."""
+    return (code & 0xFFFF) | (code << 16)
+
+
+@zl.inline
+def group_codes(p, of, block):
+    """(the groups' integer scales, i32, the offset or None) of a block (its number at compile time) of a SuperBlock."""
+    lanes = zl.target.lanes
+    if p.CODE == "i8":
+        return [zl.convert(zl.load(of.codes + (2 * block + half) * TILE, lanes), zl.i32) for half in range(2)], None
+    return [code_of(of.codes, block)], zl.convert(code_of(of.codes, SUPER + block), zl.f32) * of.low
+
+
+@zl.inline
+def stage_super(p, planes, staged, first):
+    """Unpack the super-block that begins at block `first` of a tile."""
+    stage_scales(p, planes, staged, first)
+    for i in range(SUPER):
+        for part in zl.static(range(TILE // zl.target.lanes)):
+            stage_words(p, planes, staged, first, i, part)
+
+
+@zl.inline
+def stage_scales(p, planes, staged, first):
+    """The scales, offsets and factors."""
+    lanes = zl.target.lanes
+    for part in zl.static(range(TILE // lanes)):
+        row, of = part * lanes, super_block(p, planes, first, part)
+        zl.store(staged.d + row, of.d)
+        for i in zl.static(range(SUPER)):
+            scales, offset = group_codes(p, of, i)
+            for half, scale in enumerate(scales):
+                zl.store(zl.cast_ptr(staged.scale, zl.i32) + (2 * i + half) * TILE + row, twice(scale))
+            if offset is not None:
+                zl.store(staged.offset + i * TILE + row, offset)
+
+
+@zl.inline
+def stage_words(p, planes, staged, first, i, part):
+    """The weights of the i-th block, of a part of the rows."""
+    lanes = zl.target.lanes
+    row = part * lanes
+    w = unpack_signed(planes, first + i, part) if p.SYMMETRIC else unpack(planes, first + i, part, p.BITS)
+    for s in zl.static(range(8)):
+        zl.store(staged.words + (i * 8 + s) * TILE + row, w[s])
+    if p.SYMMETRIC:
+        for half in zl.static(range(2)):
+            pairs = [zl.pairs_u8s8(zl.i32.x(lanes)(PLUS_128), w[half * 4 + s]) for s in zl.static(range(4))]
+            pairs = zl.add_i16(zl.add_i16(pairs[0], pairs[1]), zl.add_i16(pairs[2], pairs[3]))
+            less = zl.add_i16(pairs ^ -1, zl.i32.x(lanes)(0x00010001))
+            zl.store(zl.cast_ptr(staged.offset, zl.i32) + (2 * i + half) * TILE + row, less)
+
+
+@zl.inline
+def unpack_signed(planes, block, part):
+    """As unpack() of 6 bits, less 32."""
+    lanes = zl.target.lanes
+    row, low = part * lanes, unpack(planes, block, part, 4)
+    table = zl.i32.x(lanes)(HIGH_LESS_32)
+    high = [zl.load(planes.high + block * (2 * TILE) + (half * TILE + row), lanes) for half in zl.static(range(2))]
+    return [low[s] | zl.lookup_s8(table, (high[s // 4] >> (2 * (s % 4))) & 0x03030303) for s in zl.static(range(8))]
+
+
+@zl.inline
+def multiply_super(p, staged, tokens, acc):
+    """acc f32 [PASS, 16] += the super-block."""
+    lanes = zl.target.lanes
+    PARTS = TILE // lanes
+    sums = [[zl.f32.x(lanes)(0) for _ in zl.static(range(PASS))] for _ in zl.static(range(PARTS))]
+    for i in range(SUPER):
+        totals = scaled_dots(p, staged, tokens, i)
+        for part in zl.static(range(PARTS)):
+            for t in zl.static(range(PASS)):
+                sums[part][t] = zl.fma(zl.convert(totals[part][t], zl.f32), tokens.scale[t][i], sums[part][t])
+    places = [[acc + t * TILE + part * lanes for t in range(PASS)] for part in zl.static(range(PARTS))]
+    for part in zl.static(range(PARTS)):
+        d = zl.load(staged.d + part * lanes, lanes)
+        for t in zl.static(range(PASS)):
+            sums[part][t] = zl.fma(sums[part][t], d, zl.load(places[part][t], lanes))
+    if not p.SYMMETRIC:
+        for i in range(SUPER):
+            offsets = [zl.load(staged.offset + i * TILE + part * lanes, lanes) for part in zl.static(range(PARTS))]
+            for t in zl.static(range(PASS)):
+                total = zl.f32.x(lanes)(tokens.sum[t][i])
+                for part in zl.static(range(PARTS)):
+                    sums[part][t] = zl.fma(offsets[part], total, sums[part][t])
+    for part in zl.static(range(PARTS)):
+        for t in zl.static(range(PASS)):
+            zl.store(places[part][t], sums[part][t])
+
+
+@zl.inline
+def scaled_dots(p, staged, tokens, i):
+    """[parts][PASS] i32 lanes, of the i-th block: of each group the sum of products, times its scale, added up."""
+    lanes, run = zl.target.lanes, 4 if p.SYMMETRIC else STEPS_I16[p.BITS]
+    parts = [part * lanes for part in zl.static(range(TILE // lanes))]
+    rows = [row + i * 8 for row in tokens.q]
+    scales = zl.cast_ptr(staged.scale, zl.i32)
+    totals = [[None for _ in rows] for _ in parts]
+    for start in zl.static(range(0, 8, run)):
+        sums = [[None for _ in rows] for _ in parts]
+        if p.SYMMETRIC:
+            less = zl.cast_ptr(staged.offset, zl.i32) + (2 * i + start // 4) * TILE
+            sums = [[zl.load(less + at, lanes) for _ in rows] for at in parts]
+        for s in zl.static(range(start, start + run)):
+            w = [zl.load(staged.words + (i * 8 + s) * TILE + at, lanes) for at in parts]
+            for t, row in enumerate(rows):
+                value = zl.splat(row[s], lanes)
+                for part in zl.static(range(len(parts))):
+                    pairs = zl.pairs_u8s8(value, w[part]) if p.SYMMETRIC else zl.pairs_u8s8(w[part], value)
+                    sums[part][t] = pairs if sums[part][t] is None else zl.add_i16(sums[part][t], pairs)
+        for part, at in enumerate(parts):
+            scale = zl.load(scales + (2 * i + (start // 4 if p.GROUP == 16 else 0)) * TILE + at, lanes)
+            for t in zl.static(range(len(rows))):
+                scaled = zl.dot2_i16(sums[part][t], scale)
+                totals[part][t] = scaled if totals[part][t] is None else totals[part][t] + scaled
+    return totals
+
+
+@zl.inline
+def multiply_token(acc, p, planes, parts, a, first):
+    """acc += the super-block that begins at block `first`, of a token alone, for these parts of a tile."""
+    lanes = zl.target.lanes
+    blocks = [super_block(p, planes, first, part) for part in parts]
+    sums = [zl.f32.x(lanes)(0) for _ in parts]
+    for i in zl.static(range(SUPER)):
+        q = zl.cast_ptr(a.q[0] + (first + i) * 32, zl.i32)
+        for n, part in enumerate(parts):
+            w, codes = unpack(planes, first + i, part, p.BITS), group_codes(p, blocks[n], i)[0]
+            count = 8 // len(codes)
+            total = zl.f32.x(lanes)(0)
+            for half, code in enumerate(codes):
+                dot = dots(w, [q], half * count, count, p.BITS)[0]
+                if p.SYMMETRIC:
+                    dot = dot - zl.splat(sum16(q + half * 4) << 5, lanes)
+                scaled = zl.convert(dot, zl.f32) * zl.convert(code, zl.f32)
+                total = scaled if half == 0 else total + scaled
+            sums[n] = zl.fma(total, a.scale[0][first + i], sums[n])
+    for n in zl.static(range(len(parts))):
+        acc[n] = zl.fma(sums[n], blocks[n].d, acc[n])
+    if not p.SYMMETRIC:
+        for i in zl.static(range(SUPER)):
+            for n in zl.static(range(len(parts))):
+                acc[n] = zl.fma(group_codes(p, blocks[n], i)[1], a.sum[0][first + i], acc[n])
