@@ -42,7 +42,7 @@ def locking(monkeypatch):
 
 
 @pytest.fixture
-def engine_of(model):
+def engine_of(model, monkeypatch):  # engines end before what tests changed is as it was
     made = []
 
     def make(**options):
