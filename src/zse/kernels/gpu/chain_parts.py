@@ -24,12 +24,8 @@ SCALES_AT = PER_STAGE * 2 * WEIGHT_BYTES  # in a stage; offsets behind them
 TILE_SCALES = PER_STAGE * SCALE_BYTES
 
 
-class ChainParams(zl.Record):
-    """w, scale, offset 0 to 3: of o [hidden, attended], gates and ups [2 * inner, hidden], down [hidden, inner] and q, k
-    and v [qkv, hidden], int4 in groups of 128, layout r16. a: bf16 [attended]; x: the stream, f32 [hidden], read and
-    written; out: f32 [qkv]. norm1, norm3: of the norms before the second and the fourth product. mid f32 [hidden], act
-    bf16 [inner] as pairs, after f32 [SPLIT, hidden]: zeros; mid and act are left so. stale: `after` of the launch before,
-    is cleared. mode: of zse.kernels.gpu.matmul_tiles."""
+class ChainWeights(zl.Record):
+    """The first parameters of launches between two attentions."""
 
     w0: zl.Ptr[zl.u8, "const"]
     w1: zl.Ptr[zl.u8, "const"]
@@ -46,6 +42,15 @@ class ChainParams(zl.Record):
     a: zl.Ptr[zl.bf16, "const"]
     norm1: zl.Ptr[zl.f32, "const"]
     norm3: zl.Ptr[zl.f32, "const"]
+
+
+class ChainParams(ChainWeights):
+    """w, scale, offset 0 to 3: of o [hidden, attended], gates and ups [2 * inner, hidden], down [hidden, inner] and q, k
+    and v [qkv, hidden], int4 in groups of 128, layout r16. a: bf16 [attended]; x: the stream, f32 [hidden], read and
+    written; out: f32 [qkv]. norm1, norm3: of the norms before the second and the fourth product. mid f32 [hidden], act
+    bf16 [inner] as pairs, after f32 [SPLIT, hidden]: zeros; mid and act are left so. stale: `after` of the launch before,
+    is cleared. mode: of zse.kernels.gpu.matmul_tiles."""
+
     bias: zl.Ptr[zl.f32, "const"]
     x: zl.Ptr[zl.f32]
     out: zl.Ptr[zl.f32]

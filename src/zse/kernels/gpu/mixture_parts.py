@@ -22,7 +22,7 @@ MAX_UNITS, MOST_CHOSEN = 5, 10  # gates of a block, and chosen experts: a lane c
 BUFFERS = 2
 
 
-class MixtureChainParams(zl.Record):
+class MixtureChainParams(parts.ChainWeights):
     """w, scale, offset 0 to 3: of o [hidden, attended], all experts' gates and ups [experts * 2 * inner, hidden] and downs
     [experts * hidden, inner], and q, k and v [qkv, hidden], int4 in groups of 128, layout r16. router bf16 [experts,
     hidden], router_bias f32 [experts]; select to factor: as of zse.kernels.gpu.one_token.ChosenParams. a: bf16 [attended];
@@ -31,21 +31,6 @@ class MixtureChainParams(zl.Record):
     pairs, after f32 [hidden]: zeros; all but `after` are left so. stale: `after` of the launch before, is cleared. mode: of
     zse.kernels.gpu.matmul_tiles. first_gate, first_qkv: of begins()."""
 
-    w0: zl.Ptr[zl.u8, "const"]
-    w1: zl.Ptr[zl.u8, "const"]
-    w2: zl.Ptr[zl.u8, "const"]
-    w3: zl.Ptr[zl.u8, "const"]
-    scale0: zl.Ptr[zl.u8, "const"]
-    scale1: zl.Ptr[zl.u8, "const"]
-    scale2: zl.Ptr[zl.u8, "const"]
-    scale3: zl.Ptr[zl.u8, "const"]
-    offset0: zl.Ptr[zl.u8, "const"]
-    offset1: zl.Ptr[zl.u8, "const"]
-    offset2: zl.Ptr[zl.u8, "const"]
-    offset3: zl.Ptr[zl.u8, "const"]
-    a: zl.Ptr[zl.bf16, "const"]
-    norm1: zl.Ptr[zl.f32, "const"]
-    norm3: zl.Ptr[zl.f32, "const"]
     router: zl.Ptr[zl.bf16, "const"]
     router_bias: zl.Ptr[zl.f32, "const"]
     select: zl.Ptr[zl.f32, "const"]
