@@ -64,7 +64,8 @@ def test_steps_equal_those_of_single_launches(family, changes, symbol, products,
 
 
 @pytest.mark.parametrize(
-    ("op", "blocks"), [(CHAINS[0], 4), (CHAINS[0], 13), (CHAINS[1], 6), (CHAINS[1], 13), (CHAINS[1], 20)]
+    ("op", "blocks"),
+    [(CHAINS[0], 4), (CHAINS[0], 13), (CHAINS[0], 20), (CHAINS[1], 6), (CHAINS[1], 13), (CHAINS[1], 20)],
 )
 def test_any_number_of_blocks(op, blocks, kept_kernels):
     """Some have nothing of down, or of q, k and v; others several units of o."""

@@ -4,7 +4,8 @@ RMSNorm, gate and up with their activation, down and the residual, RMSNorm, the 
 A launch costs 2.5 us above its bytes, and memory rests in most of that. Here a block's ring of weights (190 KB) goes on
 filling across the four products. One warp copies; at most FLIGHT stages are on their way at a time, for what is asked of
 memory stands in front of the activations that a block waits for (without a limit 40.6 us of a layer instead of 37.4, an
-H200). 16 warps multiply as matmul_few does; one adds up their sums of a unit of 32 rows, so that they never wait.
+H200), and fewer of the first ones. Loops over products are not unrolled, and what needs a division is known before
+attention is done: a launch runs its code once. 16 warps multiply as matmul_few does; one adds up their sums of a unit of 32 rows, so that they never wait.
 
 Blocks tell each other numbers that are their own flags: `mid`, `act` and `after` hold zeros, a number is stored as bits
 that are not zero (+0 as -0), who needs it waits until it is there. No counters, no fences. All blocks wait for all
@@ -52,7 +53,7 @@ def multiply_units(share, ahead, state, buffer, columns, facts, p):
     the warp's next. Returns that of the next product."""
     j = p.warp % parts.PER_STAGE
     at, start, total = ahead * parts.PER_STAGE + j, zl.i32(0), share.units * share.count
-    for _unit in range(share.units):
+    for _unit in zl.unroll(range(share.units), 1):
         acc = [zl.f32(0) for _ in zl.static(range(4))]
         while at < start + share.count:
             zl.mbarrier_wait(p.full + state[0], state[1])
@@ -82,8 +83,8 @@ def consume(p):
     ahead = p.warp // parts.PER_STAGE
     state, buffer = [ahead + 0, zl.i32(0)], [zl.i32(0), zl.i32(0)]
     zl.grid_wait()
-    for product in range(4):
-        share = parts.share_of(product, p)
+    for product in zl.unroll(range(4), 1):
+        share = parts.kept_share(product, p)
         columns = p.columns + product % 2 * (parts.MOST_CHUNKS * 256)
         facts = p.facts + product % 2 * (parts.MOST_CHUNKS * 2)
         if share.units > 0 or product == parts.QKV:
@@ -119,7 +120,7 @@ def finish_stream(p):
     but `after`."""
     zl.grid_wait()
     zl.mbarrier_wait(p.heard + 1, 0)
-    for unit in range(zl.block_index(0), p.hidden // 32, zl.num_blocks(0)):
+    for unit in zl.unroll(range(zl.block_index(0), p.hidden // 32, zl.num_blocks(0)), 1):
         row = unit * 32 + p.lane
         words = [zl.load_relaxed(p.after + (s * p.hidden + row)) for s in zl.static(range(parts.SPLIT))]
         total = zl.bitcast(words[0], zl.f32)
@@ -127,16 +128,15 @@ def finish_stream(p):
             total = total + zl.bitcast(word, zl.f32)
         p.x[row] = total
         zl.store_relaxed(p.mid + row, 0)
-    for unit in range(zl.block_index(0), p.inner // 16, zl.num_blocks(0)):
-        if p.lane < 8:
-            zl.store_relaxed(p.act + (unit * 8 + p.lane), 0)
+    for i in zl.unroll(range(zl.block_index(0) * 32 + p.lane, p.inner // 2, zl.num_blocks(0) * 32), 1):
+        zl.store_relaxed(p.act + i, 0)
 
 
 @zl.inline
 def before_unit(product, share, u, p):
     """What a row's sum of the block's unit u is added to, asked for before it is there."""
-    before, row = zl.f32(0), (share.first + u * share.step) * 32 + p.lane
-    if u < share.units:
+    before, row = zl.f32(0), parts.tile_of(share, u, 2) * 16 + p.lane
+    if u < share.units and (u != share.half or p.lane < 16):
         if product == parts.O:
             before = p.x[row]
         elif product == parts.DOWN:
@@ -149,8 +149,8 @@ def before_unit(product, share, u, p):
 
 
 @zl.inline
-def say(product, unit, row, before, total, p):
-    """A row's result to the other blocks, or the last one's where it goes."""
+def say(product, unit, row, is_one, before, total, p):
+    """A row's result to the other blocks, or the last one's where it goes. is_one: of a tile alone."""
     if product == parts.GATE_UP:
         value = tiles.gated_value(total, zl.shuffle_xor(total, 16), p.mode, False)
         bits = zl.bitcast(zl.convert(zl.make_vector(value, value), zl.bf16), zl.u32) & 0xFFFF
@@ -161,10 +161,9 @@ def say(product, unit, row, before, total, p):
             zl.store_relaxed(p.act + (unit * 8 + p.lane), packed)
     elif product == parts.QKV:
         p.out[row] = before + total
-    elif product == parts.O:
-        zl.store_relaxed(p.mid + row, flagged(before + total))
-    else:
-        zl.store_relaxed(p.after + (zl.block_index(0) % parts.SPLIT * p.hidden + row), flagged(before + total))
+    elif not is_one or p.lane < 16:
+        said = p.mid + row if product == parts.O else p.after + (zl.block_index(0) % parts.SPLIT * p.hidden + row)
+        zl.store_relaxed(said, flagged(before + total))
 
 
 @zl.inline
@@ -172,10 +171,11 @@ def add_up(p):
     """The warp that adds up the warps' sums of a unit, in their order, a lane each row."""
     buffer = [zl.i32(0), zl.i32(0)]
     zl.grid_wait()
-    for i in range(zl.block_index(0) * 32 + p.lane, parts.SPLIT * p.hidden, zl.num_blocks(0) * 32):
-        p.stale[i] = zl.u32(0)
-    for product in range(4):
-        share = parts.share_of(product, p)
+    first, step = zl.block_index(0) * 32 + p.lane, zl.num_blocks(0) * 32
+    for i in zl.unroll(range(first, parts.SPLIT * p.hidden // 4, step), 1):
+        zl.store(p.stale + i * 4, zl.make_vector(*[zl.u32(0) for _ in zl.static(range(4))]))
+    for product in zl.unroll(range(4), 1):
+        share = parts.kept_share(product, p)
         before = before_unit(product, share, zl.i32(0), p)
         inverse = zl.f32(1)
         if product % 2 == 1:
@@ -185,7 +185,7 @@ def add_up(p):
             for n in zl.static(range(parts.WARPS)):
                 squares += p.squares[product // 2 * parts.WARPS + n]
             inverse = 1.0 / zl.sqrt(squares / zl.f32(p.hidden) + p.eps)
-        for u in range(share.units):
+        for u in zl.unroll(range(share.units), 1):
             unit = share.first + u * share.step
             zl.mbarrier_wait(p.ready + buffer[0], buffer[1])
             sums = p.sums + (buffer[0] * (parts.WARPS * tiles.PITCH) + p.lane)
@@ -195,7 +195,8 @@ def add_up(p):
             total = zl.f32(0)
             for one in zl.static(each):
                 total += one
-            say(product, unit, unit * 32 + p.lane, before, total * inverse, p)
+            row = parts.tile_of(share, u, 2) * 16 + p.lane
+            say(product, unit, row, u == share.half, before, total * inverse, p)
             before = before_unit(product, share, u + 1, p)
 
 
@@ -209,6 +210,7 @@ def chain(params: parts.ChainParams):
     facts = zl.shared_array(zl.f32, 2 * parts.MOST_CHUNKS * 2)
     sums = zl.shared_array(zl.f32, parts.BUFFERS * parts.WARPS * tiles.PITCH)
     squares = zl.shared_array(zl.f32, 2 * parts.WARPS)
+    shares = zl.shared_array(zl.i32, 4 * len(parts.ChainShare._fields))
     full, empty = zl.mbarrier_array(params.STAGES), zl.mbarrier_array(params.STAGES)
     ready, free, heard = zl.mbarrier_array(parts.BUFFERS), zl.mbarrier_array(parts.BUFFERS), zl.mbarrier_array(2)
     if thread < params.STAGES:
@@ -220,12 +222,14 @@ def chain(params: parts.ChainParams):
     if thread < 2:
         zl.mbarrier_init(heard + thread, parts.WARPS + 1)
     zl.mbarrier_init_fence()
-    zl.barrier()
     piece = tiles.kept(lane // 16 * (parts.SCALES_AT // 2) + lane % 4 * 64 + lane // 4 % 4 * 16)
     fields = [getattr(params, name) for name in parts.ChainParams._fields]
     barriers = dict(full=full, empty=empty, ready=ready, free=free, heard=heard)
-    memory = dict(ring=ring, sums=sums, squares=squares, columns=columns, facts=facts)
+    memory = dict(ring=ring, sums=sums, squares=squares, columns=columns, facts=facts, shares=shares)
     p = parts.ChainBlock(*fields, **barriers, **memory, lane=lane, warp=warp, piece=piece, here=1)
+    if warp == 0:
+        parts.keep_shares(p)
+    zl.barrier()
     if warp == parts.WARPS:
         parts.copy_weights(p)
         finish_stream(p)

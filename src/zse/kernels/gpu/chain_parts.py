@@ -15,7 +15,10 @@ CONSUMERS = 1  # named barrier of the warps that multiply
 SPLIT = 4
 MOST_CHUNKS = 56  # of a product's columns that one block multiplies: 7,168, of down's 28,672
 STAGES = 11
-FLIGHT = 4
+FLIGHT = 4  # stages on their way at a time
+# At most FIRST_FLIGHT of the FIRST stages, which fill the ring and then o's place in it, for attention and the stream wait
+# behind them (an H200, ms a step: none 1.335, the first 11 1.324, 15 1.297 for 1.304; 1 on its way 1.397).
+FIRST, FIRST_FLIGHT = 15, 2
 O, GATE_UP, DOWN, QKV = range(4)
 NEGATIVE_ZERO = 1 << 31
 WEIGHT_BYTES, SCALE_BYTES = 1024, 32  # of a chunk of 16 rows: shifts 10 and 5
@@ -74,7 +77,8 @@ class ChainBlock(ChainParams):
     """What a block works with. ring: the stages; full, empty: their barriers; sums [BUFFERS, WARPS, PITCH] of units,
     ready, free: their barriers; heard [2]: all warps have what the other blocks said before gate and up, and before q, k and v; squares [2, WARPS]: of the rows
     that are normalized; columns [2, MOST_CHUNKS, 256], facts [2, MOST_CHUNKS, 2]: activations as of
-    zse.kernels.gpu.matmul_few, of every other product; piece: where in a stage the lane's weights of a chunk are."""
+    zse.kernels.gpu.matmul_few, of every other product; shares: the block's, of each product; piece: where in a stage the
+    lane's weights of a chunk are."""
 
     lane: Any
     warp: Any
@@ -90,11 +94,12 @@ class ChainBlock(ChainParams):
     facts: Any
     piece: Any
     here: Any
+    shares: Any
 
 
 class ChainShare(zl.Record):
     """What of a product is this block's: `chunks` of a row, of which it has `count` from `begin` on; `units`, every
-    `step`-th from `first` on."""
+    `step`-th from `first` on. Of its unit number `half` it has one tile alone, `tile`."""
 
     chunks: Any
     begin: Any
@@ -102,12 +107,14 @@ class ChainShare(zl.Record):
     first: Any
     step: Any
     units: Any
+    half: Any
+    tile: Any
 
 
 @zl.inline
 def share_of(product, p):
-    """Whole units for every block; of down a part of the columns of more of them. Blocks that have least to do with o and
-    down come first with q, k and v."""
+    """Whole units for every block; of down a part of the columns of more of them, and of those that not all have a tile for
+    each, where these suffice. Blocks that have least to do with o and down come first with q, k and v."""
     blocks, block = zl.num_blocks(0), zl.block_index(0)
     chunks = (p.attended if product == O else p.inner if product == DOWN else p.hidden) // CHUNK
     units = p.inner // 16 if product == GATE_UP else p.qkv // 32 if product == QKV else p.hidden // 32
@@ -121,9 +128,34 @@ def share_of(product, p):
         count = (chunks + (SPLIT - 1)) // SPLIT
         begin = block % SPLIT * count
         count = min(count, chunks - begin)
-    return ChainShare(
-        chunks, begin, count, first, step, (units - 1 - first) // step + 1 if first < units else zl.i32(0)
-    )
+    mine, half, tile = (units - 1 - first) // step + 1 if first < units else zl.i32(0), zl.i32(-1), zl.i32(0)
+    if product == DOWN and first < step:
+        whole = units // step
+        rest = (units - whole * step) * 2
+        if rest <= step:
+            mine, half, tile = whole + zl.i32(first < rest), whole + 0, whole * step * 2 + first
+    return ChainShare(chunks, begin, count, first, step, mine, half, tile)
+
+
+@zl.inline
+def keep_shares(p):
+    """All four, by one warp: between products nothing is divided."""
+    if p.lane < 4:
+        share = share_of(p.lane, p)
+        for i in zl.static(range(len(ChainShare._fields))):
+            p.shares[p.lane * len(ChainShare._fields) + i] = getattr(share, ChainShare._fields[i])
+
+
+@zl.inline
+def kept_share(product, p):
+    at = p.shares + product * len(ChainShare._fields)
+    return ChainShare(*[at[i] + 0 for i in zl.static(range(len(ChainShare._fields)))])
+
+
+@zl.inline
+def tile_of(share, u, per_unit):
+    """The first of the tiles of the block's unit u."""
+    return share.tile + 0 if u == share.half else (share.first + u * share.step) * per_unit
 
 
 @zl.inline
@@ -157,30 +189,35 @@ def copy_weights(p):
     which keeps what blocks tell each other instead (1.1 % of a step, an H200)."""
     PLANES = 2 if p.SYMMETRIC else 3
     state, landed = [zl.i32(0), zl.i32(0)], [zl.i32(0), zl.i32(0)]
-    flying = zl.i32(0)
+    flying, asked = zl.i32(0), zl.i32(0)
     second, tile, plane = p.lane // 6, p.lane % 6 // 3, p.lane % 3
     shift = 10 if plane == 0 else zl.i32(5)
     to = tile * (SCALES_AT // 2) if plane == 0 else SCALES_AT + (plane * 2 - 2 + tile) * TILE_SCALES
-    for product in range(4):
+    for product in zl.unroll(range(4), 1):
         source = source_of(product, plane, p)
         # Of a unit's two tiles: neighbours, or a gate's and its up's.
         tiles_a_unit = zl.i32(1) if product == GATE_UP else zl.i32(2)
         second_tile = p.inner // 16 if product == GATE_UP else zl.i32(1)
-        share = share_of(product, p)
+        share = kept_share(product, p)
         unit, chunk, total = zl.i32(0), zl.i32(0), share.units * share.count
-        for at in range(0, total, PER_STAGE):
+        for at in zl.unroll(range(0, total, PER_STAGE), 1):
             here = min(total - at, PER_STAGE)
             rest = min(here, share.count - chunk)
             zl.mbarrier_wait(p.empty + state[0], state[1] ^ 1)
-            while flying >= p.FLIGHT:
+            while flying >= (zl.i32(FIRST_FLIGHT) if asked < FIRST else zl.i32(p.FLIGHT)):
                 zl.mbarrier_wait(p.full + landed[0], landed[1])
                 move(landed, 1, p.STAGES)
                 flying -= 1
             if p.lane == 0:
-                zl.mbarrier_expect(p.full + state[0], here * (2 * WEIGHT_BYTES + (PLANES - 1) * 2 * SCALE_BYTES))
+                tiles = here * 2 - (
+                    rest if unit == share.half else here - rest if unit + 1 == share.half else zl.i32(0)
+                )
+                zl.mbarrier_expect(p.full + state[0], tiles * (WEIGHT_BYTES + (PLANES - 1) * SCALE_BYTES))
             zl.warp_barrier()
             mine = rest if second == 0 else here - rest
-            row = (share.first + (unit + second) * share.step) * tiles_a_unit + tile * second_tile
+            if unit + second == share.half and tile == 1:
+                mine = zl.i32(0)
+            row = tile_of(share, unit + second, tiles_a_unit) + tile * second_tile
             block = zl.i64(row * share.chunks + (share.begin + (chunk if second == 0 else 0)))
             if p.lane < 12 and mine > 0 and plane < PLANES:
                 slot = p.ring + (state[0] * STAGE_BYTES + to + ((rest << shift) if second == 1 else 0))
@@ -190,6 +227,7 @@ def copy_weights(p):
                 chunk -= share.count
                 unit += 1
             flying += 1
+            asked += 1
             move(state, 1, p.STAGES)
 
 
@@ -238,7 +276,8 @@ def take_after(words, mine, p):
     while missing(parts[0]) or missing(parts[1]):
         for i in zl.static(range(2)):
             for s in zl.static(range(SPLIT)):
-                load_words(parts[i][4 * s : 4 * s + 4], p.after + (s * p.hidden + mine[i] * CHUNK + p.lane * 4))
+                if missing(parts[i][4 * s : 4 * s + 4]):
+                    load_words(parts[i][4 * s : 4 * s + 4], p.after + (s * p.hidden + mine[i] * CHUNK + p.lane * 4))
     for i in zl.static(range(2)):
         for e in zl.static(range(4)):
             total = zl.bitcast(parts[i][e], zl.f32)
@@ -268,7 +307,7 @@ def prepare(product, share, norms, columns, facts, p):
     if p.warp < share.count and product != QKV:
         for i in zl.static(range(2)):
             ask(ahead[4 * i : 4 * i + 4], product, share.begin + own(p.warp, i, share.count), p)
-    for first in range(p.warp, share.count, 2 * WARPS):
+    for first in zl.unroll(range(p.warp, share.count, 2 * WARPS), 1):
         words = [word + 0 for word in ahead]
         mine = [own(first, i, share.count) for i in zl.static(range(2))]
         following = first + 2 * WARPS
