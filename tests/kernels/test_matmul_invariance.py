@@ -43,7 +43,9 @@ def test_a_token_alone_and_in_a_batch(isa, kind, tokens, rows, width):
         )
         whole = run_case(MATMUL, case, isa)["out"]
         assert np.isfinite(whole).all()
-        for first, count, size in ((0, 1, 1), (20, 1, 1), (7, 1, 16), (3, 4, 4), (5, 11, 256), (2, 3, 256)):
+        # Two, up to 12 and more of a recording for few tokens; two and more of one for many.
+        few = ((4, 2, 16), (1, 10, 16), (3, 14, 16), (6, 2, 256))
+        for first, count, size in (*few, (0, 1, 1), (20, 1, 1), (7, 1, 16), (3, 4, 4), (5, 11, 256), (2, 3, 256)):
             some = slice(first, first + count)
             part = (
                 a[some]

@@ -40,7 +40,7 @@ from zse.kernels.matmul_affine_parts import (
     unpack,
     widen_if_first,
 )
-from zse.kernels.matmul_affine_super import PASS, in_integers, multiply_token
+from zse.kernels.matmul_affine_super import in_integers, multiply_token
 from zse.kernels.matmul_tile import TILE, block_tokens, source_row, stacked_tile, store_tile, tile_for
 from zse.quant.scheme import BITS, AffineScheme
 from zse.quant.superblock import SUPERBLOCK_SCHEMES
@@ -153,14 +153,8 @@ def multiply_tile(p):
     """The body of a kernel."""
     if not (adds_i16() and p.TOKENS > 1) or widens(p):
         multiply_passes(p, p.TOKENS)
-    elif in_integers(p):
-        multiply_few_i16(p)
     else:
-        first, last = block_tokens(p)[1:]
-        if last - first <= PASS:  # unpacked into registers: 4 tokens of 4 bits take 207 us, of memory 239
-            multiply_passes(p, PASS)
-        else:
-            multiply_few_i16(p)
+        multiply_few_i16(p)
 
 
 @zl.inline

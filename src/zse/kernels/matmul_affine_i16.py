@@ -2,9 +2,10 @@
 int16 activations as i16.
 
 A grid block walks the columns in pieces of SUPER blocks of 32. A piece's activations are copied side by side (x86 has registers
-for three or four rows' addresses); of one tile after the other the piece is unpacked into memory that the first cache holds,
-then PASS tokens at a time are multiplied with both registers of its rows: a broadcast activation serves two. Every token's sum
-goes through the operations of matmul_int8 in its order: alone or in a batch its bits are the same."""
+for three or four rows' addresses); of one tile after the other the piece is unpacked into memory that the first cache holds
+(4 bits for few tokens stay packed), then PASS tokens at a time are multiplied with both registers of its rows: a broadcast
+activation serves two. Every token's sum goes through the operations of matmul_int8 in its order: alone or in a batch its bits are
+the same."""
 
 from zse import kernel as zl
 from zse.kernels.matmul_affine_parts import (
@@ -24,16 +25,24 @@ from zse.kernels.matmul_affine_parts import (
     widen_if_first,
 )
 from zse.kernels.matmul_affine_super import (
+    IN_PAIRS,
     PASS,
     PLUS_128,
+    Ahead,
     PassTokens,
     StagedTile,
+    bring_near,
     in_integers,
     multiply_super,
+    stage_scales,
     stage_super,
+    step_words,
 )
 from zse.kernels.matmul_tile import TILE, TOKENS_PER_BLOCK, block_tokens, source_row, stacked_tile, store_tile
 
+# Tokens up to which 4 bits are unpacked where they are multiplied, for every PASS again: 8 tokens 5 % faster than of staged
+# ones, 9 from memory; 16 as fast as these or 3 % slower.
+LATE = 12
 WORDS_I16 = 16  # of a block of 32 activations as i16
 EVEN, LESS_128 = 0x00FF00FF, -8323200  # 0xFF80FF80
 
@@ -43,6 +52,12 @@ def widens(p):
     """Whether i16 values are multiplied: where bytes take more steps (weights of 8 bits a sign, int16 activations two products,
     each then a sum of pairs)."""
     return p.WIDE or dot_bits(p) in (8, LUT)
+
+
+@zl.inline
+def unpacks_late(p):
+    """Whether weights of few tokens are not staged: two steps of 4 bits are three operations away from the word that holds them."""
+    return p.BITS == 4 and p.GROUP != 16 and not p.WIDE
 
 
 @zl.inline
@@ -79,14 +94,14 @@ def widen_activations(p, a, block, place):
 
 
 @zl.inline
-def stage(p, planes, staged, first, count):
-    """Unpack blocks first .. first + count - 1 of a tile."""
+def stage(p, planes, staged, first, count, packed):
+    """Unpack blocks first .. first + count - 1 of a tile: of packed weights, which are not staged, their scales."""
     lanes = zl.target.lanes
     for i in range(count):
         block = first + i
         widen_if_first(p, planes, block, list(range(TILE // lanes)))
         for part in zl.static(range(TILE // lanes)):
-            row, w = part * lanes, unpack(planes, block, part, p.BITS)
+            row, w = part * lanes, unpack(planes, block, part, p.BITS) if packed is None else []
             if widens(p):
                 w = widened_weights(p, w)
             for s in zl.static(range(len(w))):
@@ -100,55 +115,59 @@ def stage(p, planes, staged, first, count):
 
 
 @zl.inline
-def multiply_staged(p, staged, tokens, acc, count):
-    """acc f32 [PASS, 16] += the piece."""
-    lanes, HALVES = zl.target.lanes, 2 if p.GROUP == 16 else 1
+def multiply_staged(p, staged, tokens, acc, count, packed, ahead):
+    """acc f32 [tokens, 16] += the piece. packed: its weights, of 4 bits, where they are not staged."""
+    lanes, HALVES, TOKENS = zl.target.lanes, 2 if p.GROUP == 16 else 1, len(tokens.q)
     parts = [part * lanes for part in zl.static(range(TILE // lanes))]
-    sums = [[zl.load(acc + t * TILE + at, lanes) for t in zl.static(range(PASS))] for at in parts]
+    sums = [[zl.load(acc + t * TILE + at, lanes) for t in zl.static(range(TOKENS))] for at in parts]
     for i in range(count):
-        words = [staged.words + i * steps_of(p) * TILE + at for at in parts]
+        bring_near(p, ahead, i)
         rows = [row + i * steps_of(p) for row in tokens.q]
         for half in zl.static(range(HALVES)):
             steps = range(half * 8 // HALVES, (half + 1) * 8 // HALVES)
-            totals = dots_i16(words, rows, steps) if widens(p) else dots_i8(p, words, rows, steps)
+            if widens(p):
+                totals = dots_i16([staged.words + i * steps_of(p) * TILE + at for at in parts], rows, steps)
+            else:
+                totals = dots_i8(p, staged, packed, i * 8, rows, steps)
             for part, at in enumerate(parts):
                 scale = zl.load(staged.scale + (2 * i + half) * TILE + at, lanes)
-                for t in zl.static(range(PASS)):
+                for t in zl.static(range(TOKENS)):
                     unit = scale * tokens.scale[t][i]
                     sums[part][t] = zl.fma(zl.convert(totals[part][t], zl.f32), unit, sums[part][t])
         if has_offset(p):
             for part, at in enumerate(parts):
                 for half in zl.static(range(HALVES)):
                     offset = zl.load(staged.offset + (2 * i + half) * TILE + at, lanes)
-                    for t in zl.static(range(PASS)):
+                    for t in zl.static(range(TOKENS)):
                         total = tokens.sum[t][i]
                         if HALVES == 2:
                             total = total - tokens.half[t][i] if half == 1 else tokens.half[t][i]
                         sums[part][t] = zl.fma(offset, total, sums[part][t])
     for part, at in enumerate(parts):
-        for t in zl.static(range(PASS)):
+        for t in zl.static(range(TOKENS)):
             zl.store(acc + t * TILE + at, sums[part][t])
 
 
 @zl.inline
-def dots_i8(p, words, q, steps):
-    """[parts][tokens] i32 lanes of the sums of these steps, by sums of i16, for weights of 4 to 6 bits. Where these are widened
-    more than once, two tokens at a time: sums and totals of four do not fit 16 registers."""
+def dots_i8(p, staged, packed, first, q, steps):
+    """[parts][tokens] i32 lanes of the sums of these steps of the 8 that begin at `first`, by sums of i16, for weights of 4 to 6
+    bits. Where these are widened more than once, two tokens at a time: sums and totals of four do not fit 16 registers."""
     lanes, run = zl.target.lanes, STEPS_I16[dot_bits(p)]
+    parts = [part * lanes for part in zl.static(range(TILE // lanes))]
     together = len(q) if run >= len(steps) else 2
-    totals = [[zl.i32.x(lanes)(0) for _ in q] for _ in words]
+    totals = [[zl.i32.x(lanes)(0) for _ in q] for _ in parts]
     for start in zl.static(range(steps.start, steps.stop, run)):
         for begin in zl.static(range(0, len(q), together)):
-            sums = [[zl.i32.x(lanes)(0) for _ in zl.static(range(together))] for _ in words]
-            for s in zl.static(range(start, min(start + run, steps.stop))):
-                w = [zl.load(at + s * TILE, lanes) for at in words]
+            sums = [[zl.i32.x(lanes)(0) for _ in zl.static(range(together))] for _ in parts]
+            for s in zl.static(range(start, min(start + run, steps.stop)) if packed is None else IN_PAIRS):
+                w = [step_words(staged, packed, first, s, at) for at in parts]
                 for t in zl.static(range(together)):
                     value = zl.splat(q[begin + t][s], lanes)
-                    for r in zl.static(range(len(words))):
+                    for r in zl.static(range(len(parts))):
                         pairs = zl.pairs_u8s8(w[r], value)
                         sums[r][t] = pairs if s == start else zl.add_i16(sums[r][t], pairs)
             for t in zl.static(range(together)):
-                for r in zl.static(range(len(words))):
+                for r in zl.static(range(len(parts))):
                     totals[r][begin + t] += zl.pairs_i16(sums[r][t])
     return totals
 
@@ -198,9 +217,9 @@ def pack(p, q, factors, token_first, token_last, first, count):
 
 
 @zl.inline
-def packed_tokens(p, q, factors, place):
-    """The PASS from the place-th on of what pack() wrote."""
-    places = [place + t for t in zl.static(range(PASS))]
+def packed_tokens(p, q, factors, place, TOKENS):
+    """Those from the place-th on of what pack() wrote."""
+    places = [place + t for t in zl.static(range(TOKENS))]
     mine = [factors + at * (3 * SUPER) for at in places]
     words = [q + at * (SUPER * steps_of(p)) for at in places]
     return PassTokens(words, mine, [at + SUPER for at in mine], [at + 2 * SUPER for at in mine])
@@ -215,22 +234,39 @@ def tokens_at(p, blocks):
 
 @zl.inline
 def multiply_few_i16(p):
-    """The body of a kernel: a tile for several tokens, of weights whose products are of bytes. Grid as matmul_int8's."""
+    """The body of a kernel: a tile for several tokens, of weights whose products are of bytes. Grid as matmul_int8's. Passes of
+    one or two tokens are half as large: 116 us for 224 of Q4_K."""
     tile = zl.block_index(0)
-    multiply_tiles(p, tile, tile + 1, 1, False)
+    first, last = block_tokens(p)[1:]
+    if last - first <= PASS // 2:
+        multiply_tiles(p, tile, tile + 1, 1, PASS // 2, False, unpacks_late(p))
+    elif not unpacks_late(p):
+        multiply_tiles(p, tile, tile + 1, 1, PASS, False)
+    elif last - first <= LATE:
+        multiply_tiles(p, tile, tile + 1, 1, PASS, False, True)
+    else:
+        multiply_tiles(p, tile, tile + 1, 1, PASS, False)
 
 
 @zl.inline
 def multiply_many_i16(p):
     """The same for many tokens. Grid as matmul_int8_many's."""
     tile = zl.block_index(1) * BLOCK_TILES
-    multiply_tiles(p, tile, min(tile + BLOCK_TILES, (p.rows + TILE - 1) // TILE), 0, True)
+    last_tile = min(tile + BLOCK_TILES, (p.rows + TILE - 1) // TILE)
+    if p.GROUP == 16 or p.WIDE:  # which have no kernel for few
+        first, last = block_tokens(p, 0)[1:]
+        if last - first <= PASS // 2:
+            multiply_tiles(p, tile, last_tile, 0, PASS // 2, True)
+        else:
+            multiply_tiles(p, tile, last_tile, 0, PASS, True)
+    else:
+        multiply_tiles(p, tile, last_tile, 0, PASS, True)
 
 
 @zl.inline
-def multiply_tiles(p, tile_first, tile_last, dimension, PACKED):
+def multiply_tiles(p, tile_first, tile_last, dimension, TOKENS, PACKED, IN_PLACE=False):
     """The body of a kernel: these tiles, for the tokens of this block (dimension: of the grid). PACKED: activations are copied
-    side by side first; tiles share a super-block of them."""
+    side by side first; tiles share a super-block of them. IN_PLACE: weights are not staged."""
     lanes = zl.target.lanes
     expert, token_first, token_last = block_tokens(p, dimension)
     groups = num_groups(p)
@@ -242,11 +278,13 @@ def multiply_tiles(p, tile_first, tile_last, dimension, PACKED):
     )
     q = zl.local_array(zl.i32, TOKENS_PER_BLOCK * SUPER * steps_of(p)) if PACKED else None
     factors = zl.local_array(zl.f32, TOKENS_PER_BLOCK * 3 * SUPER) if PACKED else None
-    acc = zl.local_array(zl.f32, (BLOCK_TILES if PACKED else 1) * TOKENS_PER_BLOCK * TILE)
+    TILES = BLOCK_TILES if PACKED else 1
+    acc = zl.local_array(zl.f32, TILES * TOKENS_PER_BLOCK * TILE)  # [passes, TILES, TOKENS, 16]
     num_blocks = zl.i64(0)
     if token_first < token_last:  # a task may be empty
         num_blocks = p.blocks
-        for at in range(0, (tile_last - tile_first) * (TOKENS_PER_BLOCK * TILE), lanes):
+        passes = (token_last - token_first + (TOKENS - 1)) // TOKENS
+        for at in range(0, passes * (TOKENS * TILES * TILE), lanes):
             zl.store(acc + at, zl.f32.x(lanes)(0))
     for first in range(0, num_blocks, SUPER):
         count = min(num_blocks - first, SUPER)
@@ -254,40 +292,42 @@ def multiply_tiles(p, tile_first, tile_last, dimension, PACKED):
             pack(p, q, factors, token_first, token_last, first, count)
         for tile in range(tile_first, tile_last):
             now = tile_planes(p, stacked_tile(p, expert, tile), groups)
-            if in_integers(p):
+            packed = now.q + first * 64 if IN_PLACE else None
+            if not in_integers(p):
+                stage(p, now, staged, first, count, packed)
+            elif packed is None:
                 stage_super(p, now, staged, first)
             else:
-                stage(p, now, staged, first, count)
-            after = tile + 0
-            after_first = first + 2 * SUPER
+                stage_scales(p, now, staged, first)
+            after, after_first, planes = tile + 1, first + 0, now
             if PACKED:
-                after = tile + 1
-                after_first = first + 0
                 if after == tile_last:
                     after = tile_first
                     after_first = first + count
-            planes = tile_planes(p, stacked_tile(p, expert, after), groups)
-            done = zl.i64(0)
-            for token in range(token_first, token_last, PASS):
-                # The first tokens bring a block near each, the last ones what is left.
-                until = zl.i64(SUPER)
-                if token + PASS < token_last:
-                    until = min(done + 1, SUPER)
-                for i in range(done, until):
-                    prefetch_block(p, planes, after_first + i)
-                done = until
-                mine = acc + ((tile - tile_first) * TOKENS_PER_BLOCK + token - token_first) * TILE
-                if PACKED:
-                    tokens = packed_tokens(p, q, factors, token - token_first)
+                planes = tile_planes(p, stacked_tile(p, expert, after), groups)
+            # The first passes bring as many blocks near each as the last of them needs.
+            share, done = (SUPER * TOKENS - 1) // (token_last - token_first) + 1, zl.i64(0)
+            for token in range(token_first, token_last, TOKENS):
+                ahead = None
+                if PACKED and TOKENS == PASS:
+                    until = min(done + share, SUPER)
+                    for i in range(done, until):
+                        prefetch_block(p, planes, after_first + i)
+                    done = until
                 else:
-                    rows = [source_row(p, min(token + t, token_last - 1)) for t in range(PASS)]
+                    ahead = Ahead(planes, after_first if PACKED else first + 2 * SUPER, token == token_first)
+                mine = acc + ((token - token_first) * TILES + (tile - tile_first) * TOKENS) * TILE
+                if PACKED:
+                    tokens = packed_tokens(p, q, factors, token - token_first, TOKENS)
+                else:
+                    rows = [source_row(p, min(token + t, token_last - 1)) for t in range(TOKENS)]
                     tokens = tokens_at(p, [row * p.blocks + first for row in rows])
                 if in_integers(p):
-                    multiply_super(p, staged, tokens, mine)
+                    multiply_super(p, staged, tokens, mine, packed, ahead)
                 else:
-                    multiply_staged(p, staged, tokens, mine, count)
+                    multiply_staged(p, staged, tokens, mine, count, packed, ahead)
                 if first + SUPER >= num_blocks:
-                    for at in range(token, min(token + PASS, token_last)):
+                    for at in range(token, min(token + TOKENS, token_last)):
                         for part in zl.static(range(TILE // lanes)):
                             total = zl.load(mine + (at - token) * TILE + part * lanes, lanes)
                             store_tile(p, at, total, tile, part, expert)

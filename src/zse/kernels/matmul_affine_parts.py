@@ -237,7 +237,7 @@ def unpack(planes, block, part, BITS):
             ]
         return [zl.load(planes.q + block * 128 + (s * TILE + row), lanes) for s in zl.static(range(8))]
     packed = [zl.load(planes.q + block * 64 + (j * TILE + row), lanes) for j in zl.static(range(4))]
-    w = [packed[s] & LOW if s < 4 else high_halves(packed[s - 4]) for s in zl.static(range(8))]
+    w = [nibbles(packed[s % 4], s) for s in zl.static(range(8))]
     if BITS == 5:
         bits = zl.load(planes.high + block * TILE + row, lanes)
         w = [w[s] | ((bits << (4 - s) if s <= 4 else bits >> (s - 4)) & 0x10101010) for s in zl.static(range(8))]
@@ -253,6 +253,12 @@ def unpack(planes, block, part, BITS):
     elif BITS == LUT:
         w = [zl.lookup_s8(planes.table, index) for index in w]
     return w
+
+
+@zl.inline
+def nibbles(packed, s):
+    """The s-th of a block's 8 steps of 4 bits, of the word that holds it."""
+    return packed & LOW if s < 4 else high_halves(packed)
 
 
 @zl.inline

@@ -21,15 +21,19 @@ from zse.kernels.matmul_affine_parts import (
     code_of,
     dots,
     is_coded,
+    nibbles,
+    prefetch_block,
     sum16,
     super_block,
     unpack,
 )
 from zse.kernels.matmul_tile import TILE
 
-PASS = 4  # tokens that are multiplied together
+PASS = 4  # tokens that are multiplied together, or half as many
 PLUS_128 = -2139062144  # 0x80808080
-HIGH_LESS_32 = 0x1000F0E0  # bytes: the two high bits of q6 as 16 * (bits - 2), in the order of bits
+IN_PAIRS = (0, 4, 1, 5, 2, 6, 3, 7)  # the steps of a block of 4 bits in the order of the words that hold two of them
+# Bytes: two high bits of q6 as 16 * (bits - 2), by the lower two bits of four, and by the upper two.
+HIGH_LESS_32 = (0x1000F0E0,) * 4, (-0x1F1F1F20, -0x0F0F0F10, 0, 0x10101010)
 
 
 class StagedTile(NamedTuple):
@@ -43,12 +47,29 @@ class StagedTile(NamedTuple):
 
 
 class PassTokens(NamedTuple):
-    """Pointers at the piece of PASS tokens' activations: i32 words, f32 scales, sums, sums of the first halves of blocks."""
+    """Pointers at the piece of some tokens' activations: i32 words, f32 scales, sums, sums of the first halves of blocks."""
 
     q: Any
     scale: Any
     sum: Any
     half: Any
+
+
+class Ahead(NamedTuple):
+    """What is brought near between products, block by block (all at once a piece makes the core wait): what begins at a block of
+    a tile's planes, if it is wanted."""
+
+    planes: Any
+    block: Any
+    wanted: Any
+
+
+@zl.inline
+def bring_near(p, ahead, i):
+    """The i-th block of what is ahead."""
+    if ahead is not None:
+        if ahead.wanted:
+            prefetch_block(p, ahead.planes, ahead.block + i)
 
 
 @zl.inline
@@ -60,7 +81,8 @@ def in_integers(p):
 @zl.inline
 def twice(code):
     """An i32 as two i16."""
-    return (code & 0xFFFF) | (code << 16)
+    places = [zl.i32(0x01000100 + lane * 0x04040404) for lane in range(4)]
+    return zl.lookup_s8(code, zl.make_vector(*places * (zl.target.lanes // 4)))
 
 
 @zl.inline
@@ -117,42 +139,52 @@ def unpack_signed(planes, block, part):
     """As unpack() of 6 bits, less 32."""
     lanes = zl.target.lanes
     row, low = part * lanes, unpack(planes, block, part, 4)
-    table = zl.i32.x(lanes)(HIGH_LESS_32)
-    high = [zl.load(planes.high + block * (2 * TILE) + (half * TILE + row), lanes) for half in zl.static(range(2))]
-    return [low[s] | zl.lookup_s8(table, (high[s // 4] >> (2 * (s % 4))) & 0x03030303) for s in zl.static(range(8))]
+    tables = [zl.make_vector(*[zl.i32(word) for word in words] * (lanes // 4)) for words in zl.static(HIGH_LESS_32)]
+    words = [zl.load(planes.high + block * (2 * TILE) + (half * TILE + row), lanes) for half in zl.static(range(2))]
+    high = [nibbles(words[s // 2], s % 2 * 4) for s in zl.static(range(4))]  # of two steps each
+    return [low[s] | zl.lookup_s8(tables[s % 2], high[s // 2]) for s in zl.static(range(8))]
 
 
 @zl.inline
-def multiply_super(p, staged, tokens, acc):
-    """acc f32 [PASS, 16] += the super-block."""
-    lanes = zl.target.lanes
+def multiply_super(p, staged, tokens, acc, packed, ahead):
+    """acc f32 [tokens, 16] += the super-block. packed: its weights, of 4 bits, where they are not staged."""
+    lanes, TOKENS = zl.target.lanes, len(tokens.q)
     PARTS = TILE // lanes
-    sums = [[zl.f32.x(lanes)(0) for _ in zl.static(range(PASS))] for _ in zl.static(range(PARTS))]
+    sums = [[zl.f32.x(lanes)(0) for _ in zl.static(range(TOKENS))] for _ in zl.static(range(PARTS))]
     for i in range(SUPER):
-        totals = scaled_dots(p, staged, tokens, i)
+        bring_near(p, ahead, i)
+        totals = scaled_dots(p, staged, tokens, i, packed)
         for part in zl.static(range(PARTS)):
-            for t in zl.static(range(PASS)):
+            for t in zl.static(range(TOKENS)):
                 sums[part][t] = zl.fma(zl.convert(totals[part][t], zl.f32), tokens.scale[t][i], sums[part][t])
-    places = [[acc + t * TILE + part * lanes for t in range(PASS)] for part in zl.static(range(PARTS))]
+    places = [[acc + t * TILE + part * lanes for t in range(TOKENS)] for part in zl.static(range(PARTS))]
     for part in zl.static(range(PARTS)):
         d = zl.load(staged.d + part * lanes, lanes)
-        for t in zl.static(range(PASS)):
+        for t in zl.static(range(TOKENS)):
             sums[part][t] = zl.fma(sums[part][t], d, zl.load(places[part][t], lanes))
     if not p.SYMMETRIC:
         for i in range(SUPER):
             offsets = [zl.load(staged.offset + i * TILE + part * lanes, lanes) for part in zl.static(range(PARTS))]
-            for t in zl.static(range(PASS)):
+            for t in zl.static(range(TOKENS)):
                 total = zl.f32.x(lanes)(tokens.sum[t][i])
                 for part in zl.static(range(PARTS)):
                     sums[part][t] = zl.fma(offsets[part], total, sums[part][t])
     for part in zl.static(range(PARTS)):
-        for t in zl.static(range(PASS)):
+        for t in zl.static(range(TOKENS)):
             zl.store(places[part][t], sums[part][t])
 
 
 @zl.inline
-def scaled_dots(p, staged, tokens, i):
-    """[parts][PASS] i32 lanes, of the i-th block: of each group the sum of products, times its scale, added up."""
+def step_words(staged, packed, first, s, at):
+    """The s-th of the 8 steps that begin at `first`, of a register of rows: as it was staged, or unpacked now."""
+    if packed is None:
+        return zl.load(staged.words + (first + s) * TILE + at, zl.target.lanes)
+    return nibbles(zl.load(packed + (first // 2 + s % 4) * TILE + at, zl.target.lanes), s)
+
+
+@zl.inline
+def scaled_dots(p, staged, tokens, i, packed):
+    """[parts][tokens] i32 lanes, of the i-th block: of each group the sum of products, times its scale, added up."""
     lanes, run = zl.target.lanes, 4 if p.SYMMETRIC else STEPS_I16[p.BITS]
     parts = [part * lanes for part in zl.static(range(TILE // lanes))]
     rows = [row + i * 8 for row in tokens.q]
@@ -163,8 +195,8 @@ def scaled_dots(p, staged, tokens, i):
         if p.SYMMETRIC:
             less = zl.cast_ptr(staged.offset, zl.i32) + (2 * i + start // 4) * TILE
             sums = [[zl.load(less + at, lanes) for _ in rows] for at in parts]
-        for s in zl.static(range(start, start + run)):
-            w = [zl.load(staged.words + (i * 8 + s) * TILE + at, lanes) for at in parts]
+        for s in zl.static(range(start, start + run) if packed is None else IN_PAIRS):
+            w = [step_words(staged, packed, i * 8, s, at) for at in parts]
             for t, row in enumerate(rows):
                 value = zl.splat(row[s], lanes)
                 for part in zl.static(range(len(parts))):
