@@ -224,6 +224,8 @@ def copy_all(p):
     done before attention is."""
     expect_all(p)
     copy_rows(O, p)
+    if zl.block_index(0) < p.hidden >> 4:  # attention waits behind what is asked of memory, and these are needed last
+        zl.mbarrier_wait(p.full, 0)
     copy_rows(QKV, p)
     gates, downs = gate_copy(p), down_copy(p)
     share = share_of(DOWN, p)
