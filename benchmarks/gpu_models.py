@@ -4,7 +4,8 @@ the host's share of a step.
     python benchmarks/gpu_models.py MODEL... [--rows 1,4,16] [--prompts 128,1024,7000] [--tokens 256] [--context 8192]
                                     [--graphs both]
 
-One line a figure, and the floor beside decode: weights and KV read once a step at 4.3 TB/s. Neither cached prompts nor drafts.
+One line a figure, and the floor beside decode: weights (of experts as many as so many tokens choose where every choice is as likely) and KV read
+once a step at 4.3 TB/s. Neither cached prompts nor drafts.
 --graphs both: each figure with steps replayed as captured graphs, then with their launches one by one.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from zse.engine.config import EngineConfig
 from zse.engine.load import load_engine
 from zse.engine.metrics import Phases
+from zse.models import expert_places
 from zse.sampling.params import SamplingParams
 
 BYTES_PER_S = 4.3e12  # of an H200, measured reads
@@ -118,11 +120,14 @@ def measure(path: str, args, graphs: bool) -> None:
     weights = sum(nbytes for label, nbytes in loaded.memory_bytes.items() if label in ("layers", "head"))
     if config.tied_head:
         weights += loaded.memory_bytes.get("embedding", 0)
+    moe = config.moe
+    experts = expert_places.host_bytes(plans[0].model._replace(expert_slots=1)) if moe else 0
     kv = 4 * config.num_layers * config.num_kv_heads * config.head_dim
     for count in rows:
         result = decode(engine, count, args.prompt, args.tokens, rng, vocab, number)
         number += count
-        floor = (weights + count * kv * (args.prompt + args.tokens // 2)) / BYTES_PER_S
+        unused = experts * (1 - moe.experts_per_token / moe.num_experts) ** count if moe else 0
+        floor = (weights - unused + count * kv * (args.prompt + args.tokens // 2)) / BYTES_PER_S
         print(
             f"{name}: {count} rows: {result['tok/s']:.0f} tok/s ({result['steady']:.0f} after 8 steps), median "
             f"{result['median ms']:.3f} ms a step (floor {1e3 * floor:.3f}, "
