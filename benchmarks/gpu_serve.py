@@ -152,7 +152,8 @@ def main() -> int:
                 measure(part, model_path(own, type), own, deadline, into)
         except Failed as error:
             print(f"{type} {part}: {error}", flush=True)
-    print(table(figures))
+    is_vllms = own.shape == parser.get_default("shape") and not own.layers  # what vLLM's figures are of
+    print(table(figures, VLLM if is_vllms else {}))
     if own.json:
         with open(own.json, "w") as file:
             json.dump(figures, file, indent=1)
@@ -509,14 +510,14 @@ def gpu_memory_mib() -> float:
     return float(result.stdout.split()[0])
 
 
-def table(figures: dict[str, dict[str, float]]) -> str:
-    """Our figures beside vLLM's, by type."""
+def table(figures: dict[str, dict[str, float]], peer: dict[str, dict[str, float]]) -> str:
+    """Our figures beside the peer's, by type."""
     names = list(dict.fromkeys(name for values in figures.values() for name in values))
     lines = ["figure".ljust(30) + "".join(f"{os.path.basename(type):>12}{'vLLM':>10}{'ratio':>8}" for type in figures)]
     for name in names:
         line = name.ljust(30)
         for type, values in figures.items():
-            ours, theirs = values.get(name), VLLM.get(type, {}).get(name)
+            ours, theirs = values.get(name), peer.get(type, {}).get(name)
             line += " " * 12 if ours is None else f"{ours:12.3f}" if ours < 10 else f"{ours:12.1f}"
             line += f"{theirs:10.1f}" if theirs is not None else " " * 10
             line += f"{ours / theirs:8.2f}" if ours is not None and theirs else " " * 8
