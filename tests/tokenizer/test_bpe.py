@@ -231,7 +231,8 @@ def test_a_megabyte_in_linear_time(real_tokenizers, model, unit):
 
     size = 1 << 20
     for _ in range(8):  # a neighbour on the machine can spoil one try
-        half, whole = seconds(size // 2), seconds(size)
+        # The less of two: a half that was disturbed would hide a square.
+        half, whole = min(seconds(size // 2) for _ in range(2)), seconds(size)
         if whole <= 1 and whole <= 2.5 * max(half, 0.005):
             return
     pytest.fail(f"{half:.3f} s for {size // 2} bytes, {whole:.3f} s for {size}")
