@@ -292,6 +292,7 @@ BUILTINS = _builtins(
     shared_array="shared_array(T, n, align): memory of the whole block, uninitialised; align in bytes (16; up to 1024 for swizzled "
     "tiles). All arrays of a kernel together are its dynamic shared memory",
     prefetch_l2="prefetch_l2(pointer): bring the cache line into L2",
+    prefetch_here="prefetch_here(pointer): as prefetch_l2, which the compiler leaves where it stands (gcc gathers others at a block's start)",
     barrier="barrier(): all threads of the block; orders their memory accesses",
     warp_barrier="warp_barrier(): all lanes of the warp; orders their memory accesses",
     named_barrier="named_barrier(id, threads): barrier id (1 to 15) of that many threads, whole warps",

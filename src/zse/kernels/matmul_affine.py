@@ -34,6 +34,7 @@ from zse.kernels.matmul_affine_parts import (
     middle,
     num_groups,
     prefetch_block,
+    prefetch_lines,
     prefetch_scales,
     super_block,
     tile_planes,
@@ -90,6 +91,8 @@ def multiply_super_block(acc, p, planes, parts, a, first):
     """acc += the blocks from `first` on that share factors, of one token: their scales stay in registers."""
     blocks = [super_block(p, planes, first, part) for part in parts]
     for i in zl.static(range(SUPER)):
+        if adds_i16():
+            prefetch_lines(p, planes, first + i)
         for n, part in enumerate(parts):
             w = unpack(planes, first + i, part, p.BITS)
             if p.GROUP == 16:
@@ -113,6 +116,8 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
             for block in range(group * p.group_blocks, (group + 1) * p.group_blocks):
                 if TOKENS > 1:
                     prefetch_block(p, planes, block + AHEAD)
+                elif adds_i16():
+                    prefetch_lines(p, planes, block)
                 for i, part in enumerate(parts):
                     accumulate(acc, i * TOKENS, unpack(planes, block, part, p.BITS), scales[i], a, block, p)
     elif is_coded(p) and TOKENS == 1:
@@ -125,6 +130,8 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
         for block in range(p.blocks):
             if TOKENS > 1:
                 prefetch_block(p, planes, block + AHEAD)
+            elif adds_i16():
+                prefetch_lines(p, planes, block)
             elif p.GROUP == 32 and p.BITS != LUT:
                 prefetch_scales(p, planes, block + NEAR, zl.prefetch)
             widen_if_first(p, planes, block, parts)

@@ -19,11 +19,10 @@ from zse.kernels.matmul_affine_parts import (
     SUPER,
     adds_i16,
     code_of,
-    dots,
     is_coded,
     nibbles,
     prefetch_block,
-    sum16,
+    prefetch_line,
     super_block,
     unpack,
 )
@@ -34,6 +33,8 @@ PLUS_128 = -2139062144  # 0x80808080
 IN_PAIRS = (0, 4, 1, 5, 2, 6, 3, 7)  # the steps of a block of 4 bits in the order of the words that hold two of them
 # Bytes: two high bits of q6 as 16 * (bits - 2), by the lower two bits of four, and by the upper two.
 HIGH_LESS_32 = (0x1000F0E0,) * 4, (-0x1F1F1F20, -0x0F0F0F10, 0, 0x10101010)
+# Bytes of 16, as lookup_s8 takes them: turned by two words, by one.
+TURNS = (0x0B0A0908, 0x0F0E0D0C, 0x03020100, 0x07060504), (0x07060504, 0x0B0A0908, 0x0F0E0D0C, 0x03020100)
 
 
 class StagedTile(NamedTuple):
@@ -212,26 +213,52 @@ def scaled_dots(p, staged, tokens, i, packed):
 
 @zl.inline
 def multiply_token(acc, p, planes, parts, a, first):
-    """acc += the super-block that begins at block `first`, of a token alone, for these parts of a tile."""
+    """acc += the super-block that begins at block `first`, of a token alone, for these parts of a tile. Their steps take turns, so
+    that one broadcast serves both: 13.3 cycles a register of rows and block of q4, 16 one part after the other."""
     lanes = zl.target.lanes
     blocks = [super_block(p, planes, first, part) for part in parts]
     sums = [zl.f32.x(lanes)(0) for _ in parts]
+    less = zl.local_array(zl.i32, 8) if p.SYMMETRIC else None
     for i in zl.static(range(SUPER)):
         q = zl.cast_ptr(a.q[0] + (first + i) * 32, zl.i32)
-        for n, part in enumerate(parts):
-            w, codes = unpack(planes, first + i, part, p.BITS), group_codes(p, blocks[n], i)[0]
-            count = 8 // len(codes)
-            total = zl.f32.x(lanes)(0)
-            for half, code in enumerate(codes):
-                dot = dots(w, [q], half * count, count, p.BITS)[0]
-                if p.SYMMETRIC:
-                    dot = dot - zl.splat(sum16(q + half * 4) << 5, lanes)
-                scaled = zl.convert(dot, zl.f32) * zl.convert(code, zl.f32)
-                total = scaled if half == 0 else total + scaled
-            sums[n] = zl.fma(total, a.scale[0][first + i], sums[n])
+        w = [unpack(planes, first + i, part, p.BITS) for part in parts]
+        halves = [[None, None] for _ in parts]
+        if p.SYMMETRIC:
+            store_less(q, less)
+            halves = [[zl.splat(less[4 * half], lanes) for half in range(2)] for _ in parts]
+        for s in zl.static(IN_PAIRS):
+            if s < 4:
+                prefetch_line(p, planes, first + i, s)
+            value = zl.splat(q[s], lanes)
+            for n in zl.static(range(len(parts))):
+                pairs, done = zl.pairs_u8s8(w[n][s], value), halves[n][s // 4]
+                halves[n][s // 4] = pairs if done is None else zl.add_i16(done, pairs)
+        for n in zl.static(range(len(parts))):
+            total, codes = None, group_codes(p, blocks[n], i)[0]
+            if STEPS_I16[p.BITS] == 8:
+                total = zl.dot2_i16(zl.add_i16(halves[n][0], halves[n][1]), twice(codes[0]))
+            else:
+                scaled = [zl.dot2_i16(halves[n][half], twice(codes[half % len(codes)])) for half in range(2)]
+                total = scaled[0] + scaled[1]
+            sums[n] = zl.fma(zl.convert(total, zl.f32), a.scale[0][first + i], sums[n])
     for n in zl.static(range(len(parts))):
         acc[n] = zl.fma(sums[n], blocks[n].d, acc[n])
     if not p.SYMMETRIC:
         for i in zl.static(range(SUPER)):
             for n in zl.static(range(len(parts))):
                 acc[n] = zl.fma(group_codes(p, blocks[n], i)[1], a.sum[0][first + i], acc[n])
+
+
+@zl.inline
+def store_less(q, less):
+    """Of a block's 32 activations at q (i32 pointer): less i32 [8], of each half of them four times what its sums of i16 start from
+    where weights are 32 more: -32 times the sums of columns 0 and 1, and 2 and 3, of its steps. Sums wrap; their end does not."""
+    lanes = zl.target.lanes
+    for at in zl.static(range(0, 8, lanes)):
+        # 32 * (-1 - a), of two columns each, then of the four steps, and what is 1 too much of eight columns.
+        pairs = zl.pairs_u8s8(zl.i32.x(lanes)(0x20202020), zl.load(q + at, lanes) ^ -1)
+        for turn in zl.static(TURNS):
+            pairs = zl.add_i16(
+                pairs, zl.lookup_s8(pairs, zl.make_vector(*[zl.i32(word) for word in turn] * (lanes // 4)))
+            )
+        zl.store(less + at, zl.add_i16(pairs, zl.i32.x(lanes)(0x01000100)))

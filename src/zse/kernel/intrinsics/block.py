@@ -61,4 +61,13 @@ TABLE = (
             "simt": "(void)0",
         },
     ),
+    Intrinsic(
+        "prefetch_here",
+        _pointer,
+        {
+            "cpu": '({{ __builtin_prefetch({0}, 0, 2); __asm__ volatile(""); }})',
+            "cuda": 'asm volatile("prefetch.global.L2 [%0];" :: "l"({0}))',
+            "simt": "(void)0",
+        },
+    ),
 )
