@@ -122,6 +122,25 @@ def test_two_compilations_give_the_same_bytes(tmp_path):
     assert len(files[0]) == 5 and files[0] == files[1]
 
 
+def test_headers_are_read_once_and_change_no_byte(tmp_path, monkeypatch):
+    """A build of more files than FEW has gcc begin with their headers as kept; those of clang, which keeps them otherwise, do not."""
+    symbols = [variant.symbol for variant in build.kernel_units(native.choose_level())[0][1]][:3]
+    monkeypatch.setattr(build, "UNIT_VARIANTS", 1)
+    plain, commands = build.run, []
+    monkeypatch.setattr(build, "run", lambda command, what: [commands.append(command), plain(command, what)][1])
+    libraries = []
+    for name, few, version in (("kept", 1, ""), ("plain", 9, ""), ("clang", 1, "clang version 15")):
+        monkeypatch.setattr(build, "FEW", few)
+        builder = build.Builder(tmp_path / name, 2, quiet=True)
+        builder.version = version or builder.version
+        commands.clear()
+        builder.kernel_library(native.choose_level(), symbols, "some")
+        libraries.append(next((tmp_path / name).rglob("*.so")).read_bytes())
+        begun = sum("-include" in command for command in commands), sum("c-header" in command for command in commands)
+        assert begun == ((2, 1) if name == "kept" and "clang" not in builder.version else (0, 0))
+    assert libraries[0] == libraries[1] == libraries[2]
+
+
 @pytest.mark.exhaustive
 def test_it_serves_where_there_is_no_compiler(wheel, tmp_path, real_models):
     environment = {
