@@ -4,7 +4,8 @@
     python benchmarks/all_reduce.py --ranks 2 --device cpu --threads 1
     python benchmarks/all_reduce.py --device cpu --hosts    # two ranks, each as on a host of its own, over a TCP socket
 
-A recording of REPEATS all-reduces is replayed as a captured graph, rounds in a row; the time is the slowest rank's, divided. Each
+A recording of REPEATS all-reduces is replayed as a captured graph, rounds in a row; the time is the slowest rank's, divided. "spread" and "collect" are of rows of 1,024 numbers that
+ranks have by turns: those of all to all, as bf16, and sums to who has them. Each
 form is checked first: every rank must have the bits of the sum in the order of ranks (int8: the same bits on all ranks, within its
 error; half: f32 sent as bf16, within rounding)."""
 
@@ -21,7 +22,7 @@ import numpy as np
 from zse.errors import ZSEError
 from zse.parallel.group import SUMS, RankGroup, new_memory
 from zse.runtime.opening import open_device
-from zse.tensor import Tensor
+from zse.tensor import OwnRows, Tensor
 
 KIB = (8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384, 65536)
 REPEATS = 32
@@ -95,10 +96,30 @@ def measure(rank: int, size: int, descriptor: int, args: argparse.Namespace) -> 
                 device.run(record)
                 check(device, x, out, form, size)
                 row[form] = round(timed(group, record, device, max(2, min(50, 200_000 // kib))), 2)
+            row |= {name: round(took, 2) for name, took in rows_timed(group, device, x, out, kib)}
             if not rank:
                 print(json.dumps(row), flush=True)
         group.exchange(b"")
         group.close()
+
+
+def rows_timed(group: RankGroup, device, x: Tensor, out: Tensor, kib: int):
+    """(form, us) of exchanges of rows of x and out."""
+    if group.nodes > 1:
+        return
+    count, width, dtype = x.shape[0], x.shape[1], "f32" if device.kernels == "cpu" else "bf16"
+    owner, place = np.arange(count, dtype=np.int32) % group.size, np.full(count, count, np.int32)
+    rows = np.flatnonzero(owner == group.rank).astype(np.int32)
+    place[rows] = np.arange(len(rows))
+    found = [Tensor(device.alloc(4 * count), (count,), "i32") for _ in OwnRows._fields]
+    own = OwnRows(*found)
+    for tensor, values in ((own.rows, rows), (own.place, place), (own.owner, owner)):
+        device.write(tensor.with_rows(max(1, len(values))), values.tobytes() or bytes(4))
+    mine, whole = Tensor(x.buffer, (len(rows), width), dtype), Tensor(out.buffer, (count, width), dtype)
+    rounds = max(2, min(50, 200_000 // kib))
+    yield "spread", timed(group, lambda recorder: group.spread_rows(recorder, mine, whole, own), device, rounds)
+    sums = out._replace(shape=(len(rows), width))
+    yield "collect", timed(group, lambda recorder: group.collect_sums(recorder, x, sums, own), device, rounds)
 
 
 PLAYED: list[RankGroup] = []

@@ -176,3 +176,14 @@ class Weight(NamedTuple):
     planes: dict
     layout: str = "r16"
     order: "Tensor | None" = None
+
+
+class OwnRows(NamedTuple):
+    """Of ranks that have tokens of their own, i32: rows: which of the step's they are; positions, token_row: theirs; place: of each of
+    the step's tokens where it stands among them, the largest step's size for others'; owner: of each of the step's tokens its rank."""
+
+    rows: Tensor
+    positions: Tensor
+    token_row: Tensor
+    place: Tensor
+    owner: Tensor

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from rank_threads import ThreadedRanks
 from test_engine_adapters import replies_of
+from test_memory_plan import counted
 from tiny_engines import TinyEngines, prompt
 
 sys.path[:0] = [str(Path(__file__).parents[1] / name) for name in ("models", "structured")]
@@ -202,6 +203,21 @@ def test_the_memory_of_idle_pages_goes_on_every_rank(latent, monkeypatch):
         assert replies_of(engine, ASKED, GREEDY) == wanted  # after what the other rank was told
         assert {kv.first_page for kv, *_ in given} == {0, engine.runner.config.num_pages}
         assert sum(count for kv, _, count in given if kv.first_page) == pages.num_pages
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_allocates_what_was_planned(size, latent):
+    with ranks_of(latent, tensor_parallel_size=size, speculation="none") as found:
+        loaded, runner = found.loaded, found.engine.runner
+        while runner.record_ahead():
+            pass
+        runner.masking.reserve(range(len(runner._sets)))
+        runner.forwards.reserve()
+        runner.pages.reserve()
+        engine = found.engine
+        replies_of(engine, ASKED, GREEDY)
+        assert runner.planner.divided.form == "stream"
+        assert loaded.device.memory() == counted(loaded.plan.parts)
 
 
 def llm_of(model, size: int, **options) -> LLM:

@@ -17,7 +17,7 @@ from zse.errors import GroupError
 from zse.parallel.group import RankGroup
 from zse.quant.pack import bf16_to_f32, f32_to_bf16
 from zse.runtime.cuda import CUDADevice
-from zse.tensor import Tensor
+from zse.tensor import OwnRows, Tensor
 
 REPLAYS = 200
 
@@ -133,6 +133,47 @@ def others(group, gpu) -> None:
             assert np.array_equal(read(gpu, out, np.float32, count), expected)
         assert np.array_equal(read(gpu, news, np.int32, 77), np.arange(77))
     graph.close()
+
+
+def rows(group, gpu) -> None:
+    """Rows to all ranks and sums to their owners, one after the other as in a model, replayed as captured graphs with ranks that are late by
+    turns, of steps of which some ranks have nothing."""
+    rank, size, rng = group.rank, group.size, np.random.default_rng(5)
+    for most, width in ((16, 1024), (64, 2048), (3000, 2048)):
+        recorder = gpu.record()
+        tokens, few = recorder.symbol("tokens", most), recorder.symbol("own", most)
+        own = OwnRows(*(tensor(gpu, np.zeros(most, np.int32), "i32") for _ in OwnRows._fields))
+        given, added = (numbers(rank, most, width), few), (numbers(rank + size, most, width), tokens)
+        x, parts = (tensor(gpu, array, "f32", count) for array, count in (given, added))
+        whole, sums_of = (tensor(gpu, np.zeros((most, width), np.float32), "f32", count) for count in (tokens, few))
+        halves = [tensor(gpu, array, "bf16", few) for array in (f32_to_bf16(given[0]),)]
+        halves.append(tensor(gpu, np.zeros((most, width), np.uint16), "bf16", tokens))
+        for _ in range(3):
+            group.spread_rows(recorder, x, whole, own)
+            group.spread_rows(recorder, *halves, own)
+            group.collect_sums(recorder, parts, sums_of, own)
+        graph = recorder.finish()
+        for number in range(30):
+            count = most if number == 1 else int(rng.integers(1, most + 1))
+            owner = rng.integers(0, size, count).astype(np.int32) * int(number % 4 > 0)
+            mine = np.flatnonzero(owner == rank).astype(np.int32)
+            place = np.full(count, most, np.int32)
+            place[mine] = np.arange(len(mine))
+            for where, values in ((own.rows, mine), (own.place, place), (own.owner, owner)):
+                if len(values):
+                    gpu.write(where.with_rows(len(values)), values.tobytes())
+            if number % 10 == rank:
+                time.sleep(0.002)
+            graph.run(tokens=count, own=len(mine))
+            expected = np.zeros((count, width), np.float32)
+            for r in range(size):
+                expected[owner == r] = numbers(r, most, width)[: (owner == r).sum()]
+            total = reduce(np.add, [numbers(r + size, most, width)[:count] for r in range(size)])
+            assert np.array_equal(read(gpu, whole, np.float32, count), expected), (most, number)
+            assert np.array_equal(read(gpu, halves[1], np.uint16, count), f32_to_bf16(expected)), (most, number)
+            if len(mine):
+                assert np.array_equal(read(gpu, sums_of, np.float32, len(mine)), total[mine]), (most, number)
+        graph.close()
 
 
 def messages(group, gpu) -> None:

@@ -20,7 +20,7 @@ from zse.kernel import cache
 from zse.kernel.archs import SHARED_LIMIT
 from zse.kernel.emit import emit_gpu, gpu_target
 from zse.kernel.targets.metal import PRELUDE
-from zse.kernels.gpu import all_reduce, peer_messages
+from zse.kernels.gpu import all_reduce, peer_messages, peer_rows
 from zse_emulator.device import CSRC, EmulateDevice, EmulatedProgram
 
 ARCH = "metal3.1"
@@ -94,7 +94,9 @@ def test_every_operation_has_kernels():
         "heads_attention",
     }
     target = gpu_target("gfx90a")
-    others = {variant.symbol for module in (all_reduce, peer_messages) for variant in module.variants(target)}
+    others = {
+        variant.symbol for module in (all_reduce, peer_messages, peer_rows) for variant in module.variants(target)
+    }
     assert set(cache.package_variants("gfx90a")) == set(cache.package_variants(ARCH)) | others and others
 
 

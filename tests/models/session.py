@@ -12,6 +12,7 @@ from zse.lora.targets import Targets
 from zse.models.load import load_model, plan_model
 from zse.models.registry import forward_of
 from zse.plan.record import Planner, StepBuffers, new_tensor
+from zse.tensor import OwnRows
 
 
 def load(device, path, quantize=None):
@@ -24,7 +25,7 @@ def load(device, path, quantize=None):
 
 class Session:
     """One decoder with `rows` sequences, whose pages are scattered over the cache. max_lines: of logits (default: one a token).
-    adapters: Images; adapt() says which row has which."""
+    adapters: Images; adapt() says which row has which. owners: of ranks that have rows of their own, the rank of each."""
 
     def __init__(
         self,
@@ -40,6 +41,8 @@ class Session:
         deterministic=False,
         adapters=(),
         group=None,
+        owners=None,
+        whole_stream="",
     ):
         self.device, self.model = device, model
         gpu = device.kernels == "gpu"
@@ -55,6 +58,10 @@ class Session:
         self.buffers = StepBuffers.allocate(
             device, model.config, max_tokens=max_tokens, max_rows=lines, max_pages=pages, groups=len(groups)
         )
+        self.owners, self.rank = owners, group.rank if group else 0
+        if owners:
+            arrays = (new_tensor(device, "step", "i32", max_tokens) for _ in OwnRows._fields)
+            self.buffers = self.buffers._replace(own=OwnRows(*arrays))
         self.slots = self.adapted = None
         if adapters:
             self.slots = AdapterSlots(device, Targets(model.config), len(adapters), max(each.rank for each in adapters))
@@ -77,6 +84,7 @@ class Session:
             adapters=self.slots,
             states=self.states,
             group=group,
+            whole_stream=whole_stream,
         )
         order = [int(page) for page in np.random.default_rng(7).permutation(every)]
         self.kv.map_to(every - 1)
@@ -121,6 +129,7 @@ class Session:
         ):
             if values and tensor is not None:
                 self._put(tensor.with_rows(len(values)), values)
+        mine = self._put_own(positions, token_row) if self.owners else at
         lines = at if wanted is None else len(wanted)
         size = max_tokens or at
         key = (size, wanted is None)
@@ -129,10 +138,23 @@ class Session:
             self.decoder.record(recorder, max_tokens=size, every_token=wanted is None, adapted=self.adapted)
             self._graphs[key] = recorder.finish()
         graph = self._graphs[key]
-        symbols = self.decoder.symbols(at, lines, context, runs=len(batch))
+        symbols = self.decoder.symbols(at, lines, context, runs=len(batch)) | {"own": mine}
         graph.run(**{name: symbols[name] for name in graph.symbols})
         logits = self.device.read(buffers.logits.with_rows(lines))
         return np.frombuffer(logits, np.float32).reshape(lines, buffers.logits.shape[1]).copy()
+
+    def _put_own(self, positions, token_row) -> int:
+        """Which of the step's tokens are this rank's."""
+        own, owner = self.buffers.own, [self.owners[row] for row in token_row]
+        mine = [index for index, rank in enumerate(owner) if rank == self.rank]
+        place = [self.buffers.token_ids.shape[0]] * len(owner)
+        for number, index in enumerate(mine):
+            place[index] = number
+        arrays = mine, [positions[index] for index in mine], [token_row[index] for index in mine], place, owner
+        for tensor, values in zip(own, arrays, strict=True):
+            if values:
+                self._put(tensor.with_rows(len(values)), values)
+        return len(mine)
 
     def run(self, ids, sizes=None, row=0):
         """Logits of a whole sequence, in steps of `sizes` tokens (default: one step)."""

@@ -39,6 +39,7 @@ from zse.speculative.block import BlockSpeculator
 from zse_emulator import EmulateDevice
 
 PARAMS = [["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["width", "i64"]]
+ROW_PARAMS = [*PARAMS, ["place", "ptr"], ["own", "i64"]]
 rings: list[queue.Queue] = [queue.Queue(), queue.Queue()]  # what each rank of a pipeline was sent
 EMULATOR = threading.Lock()  # one launch at a time: kernels of two devices would stand in one stream
 
@@ -62,6 +63,15 @@ class HostSums:
 
     def broadcast(self, recorder, x):
         recorder.launch("host broadcast", Args(x=x, out=x, rows=x.shape[0], width=1), 1)
+
+    def spread_rows(self, recorder, x, out, own):
+        width = x.shape[1] * ITEM_BYTES[x.dtype] // 4
+        more = dict(place=own.place, own=x.shape[0])
+        recorder.launch("host spread", Args(x=x, out=out, rows=out.shape[0], width=width, **more), 1)
+
+    def collect_sums(self, recorder, x, out, own):
+        more = dict(place=own.place, own=out.shape[0])
+        recorder.launch("host collect", Args(x=x, out=out, rows=x.shape[0], width=x.shape[1], **more), 1)
 
     def send(self, recorder, x):
         recorder.launch("host send", Args(x=x, out=x, rows=x.shape[0], width=x.shape[1]), 1)
@@ -91,13 +101,17 @@ class RankDevice(EmulateDevice):
             return super().alloc(nbytes, label)
 
     def program(self, symbol):
-        return Program(symbol, 0, {"params": PARAMS}) if symbol.startswith("host ") else super().program(symbol)
+        params = ROW_PARAMS if symbol in ("host spread", "host collect") else PARAMS
+        return Program(symbol, 0, {"params": params}) if symbol.startswith("host ") else super().program(symbol)
 
     def launch(self, symbol, slots, grid):
         if not symbol.startswith("host "):
             with EMULATOR:
                 super().launch(symbol, slots, grid)
                 super().synchronize()
+            return
+        if symbol in ("host spread", "host collect"):
+            self.exchange_rows(symbol, *slots)
             return
         x, out, rows, width = slots
         if symbol.startswith("host all "):
@@ -120,6 +134,26 @@ class RankDevice(EmulateDevice):
         elif not self.group.rank:
             parts = [part.reshape(rows, of) for part, of in zip(told, self.sums.widths, strict=True)]
             ctypes.memmove(out, np.concatenate(parts, axis=1).tobytes(), 4 * rows * sum(self.sums.widths))
+
+    def exchange_rows(self, symbol, x, out, rows, width, place, own):
+        places = np.frombuffer(ctypes.string_at(place, 4 * rows), np.int32)
+        mine = np.flatnonzero(places < own)
+        if symbol == "host spread":
+            data = np.frombuffer(ctypes.string_at(x, 4 * own * width), np.uint32).reshape(own, width)
+            told = self.group.exchange(mine.astype(np.int32).tobytes() + data[places[mine]].tobytes())
+            whole, seen = np.full((rows, width), 0x7FC0DEAD, np.uint32), np.zeros(rows, int)
+            for part in told:
+                count = len(part) // (4 * width + 4)
+                theirs = np.frombuffer(part[: 4 * count], np.int32)
+                whole[theirs] = np.frombuffer(part[4 * count :], np.uint32).reshape(count, width)
+                seen[theirs] += 1
+            assert (seen == 1).all()
+            ctypes.memmove(out, whole.tobytes(), whole.nbytes)
+            return
+        told = [np.frombuffer(data, np.float32) for data in self.group.exchange(ctypes.string_at(x, 4 * rows * width))]
+        total = sum(told).reshape(rows, width)[mine]
+        assert (places[mine] == np.arange(own)).all()
+        ctypes.memmove(out, total.tobytes(), total.nbytes)
 
 
 def groups_of(size: int) -> list[RankGroup]:

@@ -13,7 +13,7 @@ from zse.errors import ConfigError, GroupError
 from zse.parallel.collectives import host
 from zse.parallel.group import RankGroup
 from zse.runtime.opening import open_device
-from zse.tensor import Tensor
+from zse.tensor import OwnRows, Tensor
 
 RANK = """
 import sys
@@ -42,6 +42,8 @@ def play(rank: int, size: int, descriptor: int, seconds: float = 0.0) -> None:
         for rows in (3, 40_000):
             check_gather(device, group, buffer, rows)
         check_broadcast(device, group, buffer)
+        for turn, (rows, width) in enumerate(((5, 24), (900, 1024), (1, 8), (64, 512))):
+            check_rows(device, group, rows, width, turn)
     group.close()
 
 
@@ -88,6 +90,42 @@ def check_broadcast(device, group, buffer) -> None:
     tensor.view()[:] = memoryview(np.arange(9, dtype=np.int32) + 100 * group.rank).cast("B").cast("i")
     device.run(lambda recorder: group.broadcast(recorder, tensor))
     assert tensor.view().tolist() == list(range(9))
+
+
+def check_rows(device, group, rows: int, width: int, turn: int) -> None:
+    """Rows go to all ranks, parts of sums to who has the row; of some steps a rank has none. Poisoned where nobody may read or write."""
+    rng = np.random.default_rng(turn)
+    most, recorder = rows + 3, device.record()
+    owner = rng.integers(turn == 1, group.size, rows).astype(np.int32)
+    mine = np.flatnonzero(owner == group.rank).astype(np.int32)
+    place = np.full(rows, most, np.int32)
+    place[mine] = np.arange(len(mine))
+    own = OwnRows(*(Tensor(device.alloc(4 * most), (most,), "i32") for _ in OwnRows._fields))
+    for tensor, numbers_of in ((own.rows, mine), (own.place, place), (own.owner, owner)):
+        tensor.with_rows(len(numbers_of)).view()[:] = memoryview(numbers_of)
+    tokens, few = recorder.symbol("tokens", most), recorder.symbol("own", most)
+    x, parts, whole, sums = (Tensor(device.alloc(4 * most * width), (most, width), "f32") for _ in range(4))
+    places = np.where(np.arange(most)[:, None] < len(mine), numbers(group.rank + 10, most, width), np.nan)
+    for tensor, filled in ((x, places), (parts, numbers(group.rank, most, width)), (whole, np.nan), (sums, np.nan)):
+        tensor.view()[:] = memoryview(np.full((most, width), filled, np.float32).ravel())
+    for _ in range(2):
+        group.spread_rows(recorder, x.with_rows(few), whole.with_rows(tokens), own)
+        group.collect_sums(recorder, parts.with_rows(tokens), sums.with_rows(few), own)
+    graph = recorder.finish()
+    graph.run(tokens=rows, own=len(mine))
+    expected, total = np.full((most, width), np.nan, np.float32), numbers(0, most, width)
+    for rank in range(group.size):
+        theirs = owner == rank
+        expected[:rows][theirs] = numbers(rank + 10, most, width)[: theirs.sum()]
+        total = total + numbers(rank, most, width) if rank else total
+    found, added = (np.array(tensor.view()).reshape(most, width) for tensor in (whole, sums))
+    assert np.array_equal(found, expected, equal_nan=True)
+    assert np.array_equal(added[: len(mine)], total[mine]) and np.isnan(added[len(mine) :]).all()
+    with pytest.raises(ValueError, match="spread_rows of f32"):
+        group.spread_rows(device.record(), x, Tensor(whole.buffer, (most, width), "i32"), own)
+    with pytest.raises(ValueError, match="collect_sums of f32"):
+        group.collect_sums(device.record(), parts, Tensor(sums.buffer, (most, width + 1), "f32"), own)
+    graph.close()
 
 
 PLAYED: list[RankGroup] = []

@@ -86,6 +86,8 @@ class Ranks:
         the group to the device. GroupError where ranks differ in what they must not."""
         self.group.exact = self.config.deterministic
         self.group.connect(device)
+        if self.config.data_parallel_attention and not self.group.spreads:  # the plan may be for ranks that do
+            planned = again(self.config)
         for _ in range(2):
             told = self._exchange(device, source, planned.config)
             _check_levels(told, planned)

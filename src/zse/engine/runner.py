@@ -107,7 +107,7 @@ class Runner:
             deterministic=config.deterministic,
             adapters=self.adapters,
             group=ranks and ranks.group,
-            whole_stream=config.speculation in steps.BLOCK_DRAFTS,
+            whole_stream=steps.READ_STREAMS.get(config.speculation, ""),
         )
         self._sizes = self.planner.sizes
         self._ascending = steps.ascending(config.max_context)

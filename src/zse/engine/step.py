@@ -14,12 +14,11 @@ from zse.cache.groups import PageGeometry
 from zse.cache.layout import KVCache
 from zse.cache.pages import BLOCK, blocks_for
 from zse.engine.config import BLOCK_DRAFTS, ResolvedConfig
-from zse.plan import ranks
 from zse.plan.record import StepBuffers, new_tensor
 from zse.sampling.state import SamplerState, result_nbytes
 from zse.scheduler.batch import Entry
 from zse.scheduler.request import Request
-from zse.tensor import Tensor
+from zse.tensor import OwnRows, Tensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +33,10 @@ JOB_ROWS, ENCODER_ROWS = 8, 32
 # Tokens of a prompt that a first request on a GPU is likely not to have more of: its recording is made first. And those of
 # one of a few words, behind the recordings that every request wants.
 SHORT_PROMPT, LEAST_PROMPT = 64, 16
+
+
+# What drafts with a step's streams → which it reads (Planner's whole_stream).
+READ_STREAMS = {"mtp": "end", "eagle3": "layers"}
 
 
 class StepArrays(NamedTuple):
@@ -85,7 +88,7 @@ class StepInputs:
             places[name] = at, count
             at = _align(at + 4 * count)
         self._tokens_at = at
-        self._keeps_at = 32 if owner_rows else 16  # bytes of a token before `leave`
+        self._keeps_at = 36 if owner_rows else 16  # bytes of a token before `leave`
         self._token_bytes = self._keeps_at + 4 * keeps
         self.staging = device.staging(at + self._token_bytes * max_tokens, label="step")
         self.tensors = {
@@ -114,15 +117,17 @@ class StepInputs:
         if keeps and self.keeps:
             runs.append(Tensor(self.staging.buffer, (size,), "i32", self._tokens_at + self._keeps_at * size))
         found = StepBuffers(token_ids, positions, token_row, page_table, logit_rows, logits, *runs)
-        return found._replace(own=ranks.OwnRows(*own) if own else None), source
+        return found._replace(own=OwnRows(*own) if own else None), source
 
     def fill_own(self, size: int, tokens: int, rank: int) -> int:
         """Which of the first `tokens` of a recording of `size` are of rows whose pages are on `rank`; how many."""
         arrays, owners = self.arrays(size), self.owners
-        rows, positions, token_row, place = (
-            self._view(self._tokens_at + 4 * size * index, size) for index in range(4, 8)
+        rows, positions, token_row, place, owner = (
+            self._view(self._tokens_at + 4 * size * index, size) for index in range(4, 9)
         )
-        mine = [index for index in range(tokens) if owners[arrays.token_row[index]] == rank]
+        ranks_of = [owners[row] for row in arrays.token_row[:tokens]]
+        owner[:tokens] = array("i", ranks_of)
+        mine = [index for index, each in enumerate(ranks_of) if each == rank]
         count = len(mine)
         rows[:count] = array("i", mine)
         positions[:count] = array("i", [arrays.positions[index] for index in mine])

@@ -48,7 +48,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 # Modules of kernels that belong to no operation, by kind of device: each has variants(target).
 EXTRAS = {
     "cpu": ("floor", "repack", "repack_checkpoint"),
-    "gpu": ("gpu.probe", "gpu.repack", "gpu.expert_slots", "gpu.all_reduce", "gpu.peer_messages"),
+    "gpu": ("gpu.probe", "gpu.repack", "gpu.expert_slots", "gpu.all_reduce", "gpu.peer_messages", "gpu.peer_rows"),
 }
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from zse.runtime.device import Device, Recorder
-    from zse.tensor import Tensor
+    from zse.tensor import OwnRows, Tensor
 
 MAX_RANKS = 64
 SUMS, STREAM = 0, 1  # what a connection between hosts is for
@@ -110,6 +110,21 @@ class RankGroup:
     def broadcast(self, recorder: "Recorder", x: "Tensor") -> None:
         """Record: x = rank 0's x, of any dtype."""
         self._collectives.broadcast(recorder, x)
+
+    @property
+    def spreads(self) -> bool:
+        """Whether there are spread_rows() and collect_sums(). Before connect(): whether there will be, if GPUs reach each other."""
+        return self.nodes == 1 and not isinstance(self._collectives, staged.StagedCollectives)
+
+    def spread_rows(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+        """Record: on every rank out [tokens, width] = the rows that ranks have, x [own, width] of any dtype, where they belong: row m is row
+        place[m] of the rank owner[m]."""
+        self._collectives.spread_rows(recorder, x, out, own)
+
+    def collect_sums(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+        """Record: out f32 [own, width] = the sums of all ranks' x f32 [tokens, width], added in the order of ranks, at this rank's
+        rows."""
+        self._collectives.collect_sums(recorder, x, out, own)
 
     def send(self, recorder: "Recorder", x: "Tensor") -> None:
         """Record: x, of any dtype, to the next rank (of the last one: rank 0), which need not be there yet."""

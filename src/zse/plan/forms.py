@@ -105,7 +105,7 @@ def choose_forms(
             routed += dense
             users[value] = [node for node in products if node not in dense]
     # What is reordered or gathered first is taken as it is, and so are the inputs of other products that read it.
-    copied = ("reorder", "all_gather", "wanted")
+    copied = ("reorder", "all_gather", "spread_rows", "wanted")
     forms: dict[Value, str] = {node.inputs[0]: device.inner for node in nodes if node.op in copied}
     changed: dict[Node, Value] = {}
     before: dict[Node, Node] = {}

@@ -58,7 +58,7 @@ class LastLayer(NamedTuple):
 class Parts(NamedTuple):
     """again: of a block that predicts behind a model, the beginning behind its own state. layers: the part of each. ends: by whether every token has logits, and over hidden states that are there already
     (None); of an encoder none, but `finish`, what follows its layers. ropes: the rotations that are used, by name. hops: of a pipeline, what follows
-    the layers, by whether the stream comes back to rank 0. last: the last layer in two parts, where that is possible."""
+    the layers, by whether the stream comes back to rank 0; where ranks have streams of their own, what makes one of them is the last layer. last: the last layer in two parts, where that is possible."""
 
     begin: Part
     again: Part | None
@@ -70,15 +70,15 @@ class Parts(NamedTuple):
     last: LastLayer | None
 
 
-def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None) -> Parts:
+def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None = None, divided: Any = None) -> Parts:
     """Trace the forward: its beginning, and each kind of layer behind what the one before leaves to be added. adapted:
-    what adapters change of the layers' products. Where the model is one rank's share, parts of sums are added."""
+    what adapters change of the layers' products. Where the model is one rank's share, parts of sums are added. divided: a zse.plan.ranks.DividedTokens."""
     weights: dict[str, dict[str, Any]] = {"": {}}
     for name, weight in (*model.weights.items(), *model.vectors.items()):
         layer, _, suffix = name.rpartition(".")
         weights.setdefault(layer, {})[suffix] = weight
     partial_weights = model.share.partial if model.share else frozenset()
-    divides = model.share is not None and model.share.divides_rows
+    divides = "" if divided is None else divided.form
     traced = partial(_traced, forward, device, partial_weights=partial_weights, divides=divides)
     stage = model.share is not None and model.share.is_stage
     begins = not stage or not model.share.rank
@@ -105,6 +105,9 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
         hops = {back: traced({}, partial(_hop, forward, model.share, back), pending) for back in (False, True)}
         layers.append(hops[True])
         pending = None
+    if divides == "stream":
+        layers.append(traced({}, partial(_collect, forward), pending))
+        pending = None
     ends: dict[bool | None, Part] = {
         every: traced(weights[""], forward.end, None if every is None else pending, every or False)
         for every in ((False, True, None) if model.config.causal and begins else ())
@@ -120,6 +123,11 @@ def trace_forward(forward: Any, model: Any, device: Any, adapted: Adapted | None
 def _receive(forward: Any) -> Value:
     """The stream from the rank before."""
     return forward.trace.add("receive", (), forward.config.hidden_size, is_stream=True)
+
+
+def _collect(forward: Any, x: Value) -> Value:
+    """The stream of all ranks' tokens."""
+    return forward.trace.add("whole_stream", (x,), x.width, is_stream=True)
 
 
 def _hop(forward: Any, share: Any, comes_back: bool, x: Value) -> Value:
@@ -140,7 +148,7 @@ def _traced(
     adapted: Adapted | None = None,
     partial_weights: frozenset[str] = frozenset(),
     gathered: dict[str, tuple[int, ...]] | None = None,
-    divides: bool = False,
+    divides: str = "",
     whole: bool = False,
     in_two: bool = False,
 ) -> Any:

@@ -427,12 +427,8 @@ def _all_gather(run: "Run", node: Node) -> None:
     run.planner.group.all_gather(run.recorder, x, out, node.options["widths"])
 
 
-def _own_rows(run: "Run", node: Node) -> None:
-    run.planner.divided.take(run, run.t[node.inputs[0]], run.t[node.output])
-
-
-def _all_rows(run: "Run", node: Node) -> None:
-    run.planner.divided.spread(run, run.t[node.output])
+def _divide(run: "Run", node: Node) -> None:
+    run.planner.divided.record(run, node)
 
 
 def _send(run: "Run", node: Node) -> None:
@@ -478,8 +474,7 @@ LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
     "all_gather": _all_gather,
     "head_squares": _head_squares,
     "whole_norm": _whole_norm,
-    "own_rows": _own_rows,
-    "all_rows": _all_rows,
+    **dict.fromkeys(("own_rows", "all_rows", "spread_rows", "collect_sums", "whole_stream"), _divide),
     "send": _send,
     "receive": _receive,
     "layer_inputs": _layer_inputs,

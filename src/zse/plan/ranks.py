@@ -1,7 +1,5 @@
 """What a recording does where the model is one rank's share (docs/design/0011-several-devices.md)."""
 
-from typing import NamedTuple
-
 from zse.kernels import whole_norm
 from zse.kernels.gather import gather_rows
 from zse.plan.trace import Node, PlanError, Trace, Value
@@ -80,48 +78,94 @@ def own_rows(nodes: list[Node]) -> list[Node]:
     return found
 
 
-class OwnRows(NamedTuple):
-    """Of ranks that compute the attention of tokens of their own, i32: rows: which of the step's they are; positions, token_row: theirs;
-    place: of each of the step's tokens where it stands among them, the largest step's size for others'."""
+def own_stream(nodes: list[Node]) -> list[Node]:
+    """Each rank has the stream of tokens of its own. What ranks compute parts of is computed of all tokens: from the norm before it, whose
+    rows go to all ranks, to the product, of whose sums each rank gets those of its rows."""
+    shared: set[Node] = set()
+    everywhere: dict[Value, Value] = {}
+    made = [node.inputs[0].node for node in nodes if node.op == "all_reduce"]
+    while made:  # from the sums back to the norms of the stream
+        node = made.pop()
+        if node is None or node in shared:
+            continue
+        shared.add(node)
+        for value in node.inputs:
+            if value.is_stream:
+                raise PlanError(f"{node}: what ranks have parts of begins with a norm")
+            if value.node is not None and value.node.op == "norm" and value.node.inputs[0].is_stream:
+                everywhere.setdefault(value, Value(value.trace, value.width))
+            else:
+                made.append(value.node)
+    found: list[Node] = []
+    for node in nodes:
+        if node in shared:
+            known = {each.inputs[0] for each in found if each.op == "spread_rows"}
+            for value in node.inputs:
+                if value in everywhere and value not in known:
+                    found.append(Node("spread_rows", (value,), everywhere[value], {}, {}))
+            node.inputs = tuple(everywhere.get(value, value) for value in node.inputs)
+        found.append(Node("collect_sums", node.inputs, node.output, {}, {}) if node.op == "all_reduce" else node)
+    return found
 
-    rows: Tensor
-    positions: Tensor
-    token_row: Tensor
-    place: Tensor
 
+class DividedTokens:
+    """What a recording of ranks with tokens of their own does. The symbol "own" says how many there are. form: "stream": each has the
+    stream of these alone (own_stream); "attention": that of all (own_rows)."""
 
-class DividedAttention:
-    """The rows of a rank's own tokens in a step. The symbol "own" says how many there are."""
-
-    def __init__(self, device: "Any", max_tokens: int, config: "Any"):
-        shape = max_tokens + 1, config.hidden_size  # the last row stays as it is: zeros
-        self._results = Tensor(device.alloc(4 * shape[0] * shape[1], label="step"), shape, "f32")
-        last = Tensor(self._results.buffer, shape[1:], "f32", 4 * max_tokens * shape[1])
+    def __init__(self, device: "Any", max_tokens: int, config: "Any", form: str):
+        self.form, shape = form, (max_tokens + 1, config.hidden_size)
+        self._tokens: Any = 0  # of all ranks in the step that is recorded
+        # Of attention's results; the last row stays as it is: zeros. Or the stream.
+        self._rows = Tensor(device.alloc(4 * shape[0] * shape[1], label="step"), shape, "f32")
+        self._ids = Tensor(device.alloc(4 * max_tokens, label="step"), (max_tokens, 1), "f32")  # i32, which are copied
+        last = Tensor(self._rows.buffer, shape[1:], "f32", 4 * max_tokens * shape[1])
         device.write(last, bytes(4 * shape[1]))
 
     def begin(self, run: "Any") -> None:
-        """From now on what `run` records of attention is of these."""
-        own, run.own = run.step.own, run.recorder.symbol("own", run.max_tokens)
+        """From now on what `run` records is of these; or what it records of attention."""
+        step, run.own = run.step, run.recorder.symbol("own", run.max_tokens)
+        own = step.own
         run.positions, run.token_row = own.positions.with_rows(run.own), own.token_row.with_rows(run.own)
         run.tables = {name: table.with_rows(run.own) for name, table in run.tables.items()}
+        if self.form == "stream":
+            self._tokens, ids = run.tokens, step.token_ids._replace(shape=(*step.token_ids.shape, 1), dtype="f32")
+            gather_rows(run.recorder, ids, own.rows.with_rows(run.own), self._ids.with_rows(run.own))
+            mine = self._ids._replace(shape=self._ids.shape[:1], dtype="i32")
+            run.step = step._replace(token_ids=mine, positions=own.positions)
+            run.tokens, run.stream = run.own, self._rows
+
+    def _end(self, run: "Any") -> None:
+        """Record: the stream of all tokens, which what `run` records from now on is of."""
+        mine, run.tokens, run.stream = run.of(run.stream), self._tokens, run.planner.hidden
+        run.planner.group.spread_rows(run.recorder, mine, run.of(run.stream), run.step.own)
+
+    def rows_of(self, run: "Any", nodes: list[Node]) -> "dict[Value, Any]":
+        """Values of a part that have other rows than the stream has → how many."""
+        begins, ends = ("spread_rows", "collect_sums") if self.form == "stream" else ("own_rows", "all_rows")
+        found: dict[Value, Any] = {}
+        for node in nodes:
+            if node.op == begins or (node.op != ends and any(value in found for value in node.inputs)):
+                found[node.output] = self._tokens if self.form == "stream" else run.own
+        return found
 
     def bind(self, run: "Any", nodes: list[Node], tensors: "dict[Any, Any]") -> None:
-        """Give values of attention as many rows as there are."""
-        mine: set[Value] = set()
+        """Attention's results lie before the row of zeros."""
         for node in nodes:
             if node.op == "all_rows":
-                tensors[node.inputs[0]] = self._results.with_rows(run.own)
-            elif node.op == "own_rows" or any(value in mine for value in node.inputs):
-                mine.add(node.output)
-                tensors[node.output] = tensors[node.output].with_rows(run.own)
+                tensors[node.inputs[0]] = self._rows.with_rows(run.own)
 
-    def take(self, run: "Any", stream: Tensor, out: Tensor) -> None:
-        """Record: out = the rows of this rank's tokens."""
-        gather_rows(run.recorder, stream, run.step.own.rows.with_rows(run.own), out)
-
-    def spread(self, run: "Any", out: Tensor) -> None:
-        """Record: out = the results of this rank's tokens, zeros of the others'."""
-        gather_rows(run.recorder, self._results, run.of(run.step.own.place), out)
+    def record(self, run: "Any", node: Node) -> None:
+        """The launches of what begins and ends with these."""
+        own, out, group = run.step.own, run.t[node.output], run.planner.group
+        if node.op == "own_rows":
+            gather_rows(run.recorder, run.t[node.inputs[0]], own.rows.with_rows(run.own), out)
+        elif node.op == "all_rows":  # zeros of the others'
+            gather_rows(run.recorder, self._rows, run.of(own.place), out)
+        elif node.op == "whole_stream":
+            self._end(run)
+        else:
+            exchange = group.spread_rows if node.op == "spread_rows" else group.collect_sums
+            exchange(run.recorder, run.t[node.inputs[0]], out, own)
 
 
 class SharedHead:
@@ -147,3 +191,9 @@ def head_of(device: "Any", group: "Any", model: "Any", lines: int) -> SharedHead
     if not model.config.causal or not model.share.widths:
         return None
     return SharedHead(device, group, model.share.widths, lines)
+
+
+def divided_of(device: "Any", group: "Any", buffers: "Any", config: "Any", whole_stream: str) -> DividedTokens:
+    """Of ranks that have tokens of their own. whole_stream: as of Planner."""
+    form = "stream" if group.spreads and whole_stream != "layers" else "attention"
+    return DividedTokens(device, buffers.token_ids.shape[0], config, form)

@@ -21,7 +21,7 @@ from zse.plan.launch import LAUNCHES
 from zse.plan.place import Placed, aligned, new_tensor, place_part, reserve, work_shape
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
-from zse.tensor import Runs, StatePart, Taken, Tensor
+from zse.tensor import OwnRows, Runs, StatePart, Taken, Tensor
 
 BLOCK = 16  # tokens of an entry of the page table
 
@@ -48,7 +48,7 @@ class StepBuffers(NamedTuple):
     run_start: Tensor | None = None
     run_slot: Tensor | None = None
     leave: Tensor | None = None
-    own: "ranks.OwnRows | None" = None
+    own: OwnRows | None = None
 
     @classmethod
     def allocate(
@@ -74,7 +74,7 @@ class Planner:
     GPU. deterministic: every recording takes the forms of the largest step, so that a token's bits do not depend on how many run with it.
     Scratch memory is allocated here, once; every recording uses it, so recordings must not run at the same time. states: StateCache of
     a model with a state. adapters: zse.lora.slots.AdapterSlots, of an engine that may be given some. group: zse.parallel.group.RankGroup where the
-    model is one rank's share. whole_stream: `hidden` is read behind a step, of every token. Raises PlanError for a forward that this device has no launches for."""
+    model is one rank's share. whole_stream: "end": `hidden` is read behind a step, of every token; "layers": and between layers. Raises PlanError for a forward that this device has no launches for."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class Planner:
         adapters: Any = None,
         states: Any = None,
         group: Any = None,
-        whole_stream: bool = False,
+        whole_stream: str = "",
     ):
         self.activations = activations or device.activations[0]
         if self.activations not in device.activations:
@@ -102,9 +102,9 @@ class Planner:
         self.adapters, self.states, self.group = adapters, states, group
         self.kept: Any = None  # zse.plan.kept.KeptStreams, where something drafts with streams between layers
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
-        self.divided: Any = buffers.own and ranks.DividedAttention(device, self.max_tokens, self.config)
+        self.divided: Any = buffers.own and ranks.divided_of(device, group, buffers, self.config, whole_stream)
         self._chains_of = chains.chains_of if device.arch == 90 else None  # asked once: a lazy name costs 2 us
-        self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted)
+        self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted, self.divided)
         found = self._trace()
         self._begin, self._again, self._layers, self._ends, self._finish, self._ropes, self._hops, _ = found
         self._last = None if whole_stream or self.max_tokens < 2 else found.last
@@ -156,8 +156,7 @@ class Planner:
         more: dict[str, Any] = dict(adapted=adapted, images=images, taken=taken, tokens=tokens)
         last = None if every_token or adapted or taken else last_layer_of(self, images)
         run = self._record_layers(recorder, step, max_tokens, longest_run, last=last, **more)
-        run.instead = instead or {}
-        max_rows = min(run.max_tokens, self.max_lines)
+        run.instead, max_rows = instead or {}, min(run.max_tokens, self.max_lines)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         if last is not None:  # what is left has the wanted rows alone
             run, every_token = last.record(run, rows, max_rows), True
@@ -223,8 +222,7 @@ class Planner:
         last: LastLayer | None = None,
     ) -> "Run":
         """After the last layer, which may leave what is still to be added to the stream. last: after its first part."""
-        step = step or self.buffers
-        capacity = step.token_ids.shape[0]
+        capacity = (step := step or self.buffers).token_ids.shape[0]
         max_tokens = capacity if max_tokens is None else max_tokens
         if not 0 < max_tokens <= capacity:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
@@ -380,7 +378,7 @@ class Run:
         self.tap: Callable[[Run, Node], None] | None = None
         self.part: Part = planner._begin
         self.deferred: Any = None  # what the experts before gave, and their routing (defers()); None, None: is added
-        self.layer, self.may_defer = 0, False
+        self.layer, self.may_defer, self.own = 0, False, tokens
         self.chains: chains.Chains | None = None
         self.makers: dict[Node, Any] = {}  # of heads: what computes them in attention's launch, or None
 
@@ -441,15 +439,17 @@ class Run:
         """The tensor of each value. prefix: of the first layer that plays the part."""
         planner, scratch, first = self.planner, self.planner.scratch, self.planner._scratch_at
         tensors: dict[Value | Node, Any] = {}
+        others = planner.divided.rows_of(self, placed.nodes) if planner.divided else {}
         for value, (form, offset) in placed.places.items():
+            count = others.get(value, rows)
             if form == "routing":
                 room, sizes = (scratch, first + offset, placed.room), (self.max_tokens, self.form_tokens)
                 experts = next(node for node in placed.nodes if node.op == "experts").weights["weight"]
                 scheme = planner.model.weights[prefix + experts].scheme
-                tensors[value] = routing_of(planner.device, room, rows, planner.config.moe, scheme, sizes)
+                tensors[value] = routing_of(planner.device, room, count, planner.config.moe, scheme, sizes)
             else:
                 many = value.per_token or 1
-                where = scratch, first + offset, placed.room * many, rows * many if many > 1 else rows
+                where = scratch, first + offset, placed.room * many, count * many if many > 1 else count
                 tensors[value] = tensor_of(form, *where, value.width)
         for node, offset in placed.work.items():
             head_dim = node.output.width // planner.config.num_heads
@@ -468,7 +468,7 @@ class Run:
         if not part.end.is_stream:
             tensors[part.end] = self.logits
         bind_rows(self, part, tensors)
-        if planner.divided is not None:
+        if planner.divided:
             planner.divided.bind(self, placed.nodes, tensors)
         return tensors
 

@@ -97,7 +97,7 @@ class Trace:
     in it the part does not have (a bias, say). orders: of weights whose columns stand in another order, by the name of
     one that has the same. all_rows: every token's logits are wanted. adapted: what adapters add to. partial: weights of
     which ranks have shares of the columns: what they compute with them is added. gathered: of those whose columns are ordered, how
-    many inputs each rank makes. divides: whether ranks have the attention of tokens of their own. split: values of joined products, or that are read by
+    many inputs each rank makes. divides: what ranks have of tokens of their own: "attention", their whole "stream", or nothing. split: values of joined products, or that are read by
     parts → the values that they consist of."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Trace:
         adapted: Adapted | None = None,
         partial: frozenset[str] = frozenset(),
         gathered: dict[str, tuple[int, ...]] | None = None,
-        divides: bool = False,
+        divides: str = "",
     ):
         self.partial, self.gathered, self.divides = partial, gathered or {}, divides
         self.shapes, self.all_rows, self.orders, self.adapted = shapes, all_rows, orders or {}, adapted

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from zse.parallel.group import RankGroup
     from zse.runtime.device import Recorder
-    from zse.tensor import Tensor
+    from zse.tensor import OwnRows, Tensor
 
 # Most bytes of one rank's part: 8,192 tokens of 8,192 f32. Only what was written is resident.
 MAX_BYTES = 256 << 20
@@ -34,16 +34,19 @@ SPINS, CROWDED_SPINS = 2000, 20
 LOOK_MS = 50
 CLOSED, CLOSED_LOOKS = 5, 10
 TYPES = {"f32": 0, "bf16": 1}
+SOURCES = [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["count", "i64"], ["width", "i64"]]
 PARAMS = {
     "reduce": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["count", "i64"], ["type", "i64"]],
     "gather": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["widths", "ptr"]],
     "broadcast": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
+    "spread": [*SOURCES, ["place", "ptr"], ["own", "i64"]],
+    "collect": [*SOURCES, ["place", "ptr"], ["rows", "ptr"], ["own", "i64"]],
     "send": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
     "receive": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
 }
 # Of one host, and of several; there the host's ranks have their sum before it is sent.
-PHASES = {name: ("publish", "combine", "finish") for name in ("reduce", "gather", "broadcast")}
-FAR_PHASES = {name: ("publish", "exchange", "combine", "finish") for name in PHASES}
+PHASES = {name: ("publish", "combine", "finish") for name in ("reduce", "gather", "broadcast", "spread", "collect")}
+FAR_PHASES = {name: ("publish", "exchange", "combine", "finish") for name in ("reduce", "gather", "broadcast")}
 FAR_PHASES["reduce"] = ("publish", "combine", "exchange", "finish")
 WHY = {
     1: "{culprit} has ended",
@@ -134,6 +137,22 @@ class HostCollectives:
         nbytes = product((*x.shape, ITEM_BYTES[x.dtype]))
         args = Args(group=self.handle, x=x, nbytes=nbytes)
         self._record(recorder, "broadcast", args, most_of(nbytes, recorder.maxima))
+
+    def spread_rows(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+        """As RankGroup's, of one host."""
+        check_spread(x, out, own)
+        count, nbytes = out.shape[0], product(x.shape[1:]) * ITEM_BYTES[x.dtype]
+        places = dict(x=x, out=out, place=own.place, own=x.shape[0])
+        args = Args(group=self.handle, count=count, width=nbytes, **places)
+        self._record(recorder, "spread", args, most_of(count, recorder.maxima) * nbytes)
+
+    def collect_sums(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+        """As RankGroup's, of one host."""
+        check_collect(x, out, own)
+        count, width = x.shape
+        places = dict(x=x, out=out, place=own.place, rows=own.rows, own=out.shape[0])
+        args = Args(group=self.handle, count=count, width=width, **places)
+        self._record(recorder, "collect", args, most_of(count, recorder.maxima) * 4 * width)
 
     def send(self, recorder: "Recorder", x: "Tensor", name: str = "send") -> None:
         """As RankGroup's."""
@@ -246,6 +265,18 @@ def check_gather(x: "Tensor", out: "Tensor", widths: "Sequence[int]", rank: int,
     is_read = every or not rank
     if x.shape[1:] != (widths[rank],) or (is_read and (out.shape[1:], out.dtype) != ((sum(widths),), x.dtype)):
         raise ValueError(f"gather of {x.dtype} {x.shape} to {out.dtype} {out.shape}: widths {tuple(widths)}")
+
+
+def check_spread(x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+    """Likewise of spread_rows."""
+    if (x.shape[1:], x.dtype) != (out.shape[1:], out.dtype) or {own.place.dtype, own.owner.dtype} != {"i32"}:
+        raise ValueError(f"spread_rows of {x.dtype} {x.shape} to {out.dtype} {out.shape}")
+
+
+def check_collect(x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+    """Likewise of collect_sums."""
+    if x.shape[1:] != out.shape[1:] or {x.dtype, out.dtype} != {"f32"} or own.rows.dtype != "i32":
+        raise ValueError(f"collect_sums of {x.dtype} {x.shape} to {out.dtype} {out.shape}; f32")
 
 
 def check_part(nbytes: int) -> None:

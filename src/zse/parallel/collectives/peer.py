@@ -12,7 +12,7 @@ import threading
 from zse import env
 from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError, DeviceError, GroupError
-from zse.kernels.gpu import peer_messages, peers
+from zse.kernels.gpu import peer_messages, peer_rows, peers
 from zse.lazy import select
 from zse.parallel.collectives import host
 from zse.runtime import gpu_memory
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from zse.parallel.group import RankGroup
     from zse.runtime.device import Recorder
     from zse.runtime.symbol import Size
-    from zse.tensor import Tensor
+    from zse.tensor import OwnRows, Tensor
 
 SMALL_THREADS, LARGE_THREADS = 256, 512  # of the kernels
 BOX_BYTES = 32 << 20  # of a large exchange at once: longer parts are several launches
@@ -179,6 +179,56 @@ class PeerCollectives:
         count = Sym(nbytes.name, nbytes.divisor, nbytes.factor // 4) if isinstance(nbytes, Sym) else nbytes // 4
         blocks = max(1, min(LARGE_BLOCKS, largest // (4 * LARGE_THREADS)))
         self._launch(recorder, f"broadcast_peers_{self._world}", self._common() | dict(x=x, count=count), blocks)
+
+    def spread_rows(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+        """As RankGroup's: rows of whole 16 bytes."""
+        host.check_spread(x, out, own)
+        nbytes = product(x.shape[1:]) * ITEM_BYTES[x.dtype]
+        if nbytes % 16:
+            raise ValueError(f"spread_rows of {x.dtype} {x.shape}: rows of whole 16 bytes")
+        self._exchange_rows(recorder, "spread_rows", "", nbytes // 4, BOX_BYTES // nbytes, x, out, own, out.shape[0])
+
+    def collect_sums(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+        """As RankGroup's: rows of a multiple of 8 numbers. What is too large to go one way as f32 is sent as bf16, but with `exact`."""
+        host.check_collect(x, out, own)
+        width = product(x.shape[1:])
+        if width % 8:
+            raise ValueError(f"collect_sums of rows of {width} numbers: multiples of 8")
+        is_small = 4 * width * most_of(x.shape[0], recorder.maxima) <= self._small_rows_bytes
+        form, nbytes = ("_f32", 4 * width) if is_small or self._sent == "f32" else ("_half", 2 * width)
+        most = BOX_BYTES // (nbytes * max(1, self._group.size - 1))
+        self._exchange_rows(recorder, "collect_sums", form, width, most, x, out, own, x.shape[0])
+
+    def _exchange_rows(
+        self,
+        recorder: "Recorder",
+        name: str,
+        form: str,
+        width: int,
+        most: int,
+        x: "Tensor",
+        out: "Tensor",
+        own: "OwnRows",
+        count: "Size",
+    ) -> None:
+        """width: words or numbers of a row; most: rows that the inbox has room for."""
+        rows = most_of(count, recorder.maxima)
+        args = self._common() | dict(x=x, out=out, owner=own.owner, place=own.place, count=count, width=width)
+        if rows * width * (2 if form == "_half" else 4) <= self._small_rows_bytes:
+            numbers = count * width
+            blocks = self._small_blocks(numbers) if isinstance(numbers, Sym) else ceil_div(numbers, 4 * SMALL_THREADS)
+            self._launch(recorder, f"{name}_small{form}_{self._world}", args | dict(begin=0, most=rows), blocks)
+            return
+        for begin in range(0, rows, most):
+            here = min(most, rows - begin)
+            blocks = min(LARGE_BLOCKS, here, -(-here * width // (8 * LARGE_THREADS)))
+            symbol = f"{name}_large{form}_{self._world}"
+            self._launch(recorder, symbol, args | dict(begin=begin, most=most), blocks)
+
+    @property
+    def _small_rows_bytes(self) -> int:
+        """The largest exchange of rows that goes one way."""
+        return min(self.small_bytes, 4 * (peers.SMALL_VALUES - peer_rows.GREETING))
 
     def fits(self, recorder: "Recorder", x: "Tensor") -> bool:
         """Whether messages of x go this way: rows of whole 16 bytes, and all of it into the two boxes, so that a sender need not wait

@@ -168,25 +168,15 @@ bool zse_group_is_last(zse_group *group, const int64_t *grid, int64_t first, int
     return true;
 }
 
-static void after_combine(zse_group *group, bool small) {
+void zse_group_after_combine(zse_group *group, bool small) {
     if (small)
         group->number++;
     else
         zse_group_arrive(group); /* large: the shares of the result are there, or the slots are read */
 }
 
-/* The second barrier of a large collective without a result. */
-static void after_large(zse_group *group, const int64_t *grid, int64_t first, int64_t last) {
+void zse_group_after_large(zse_group *group, const int64_t *grid, int64_t first, int64_t last) {
     if (is_running(group) && zse_group_wait_for_all(group) && zse_group_is_last(group, grid, first, last)) group->number++;
-}
-
-/* Elements [*from, *to) of `count` are blocks [first, last) of `blocks`. */
-static void share_of(int64_t count, int64_t blocks, int64_t first, int64_t last, int64_t *from, int64_t *to) {
-    int64_t lines = (count + SHARE_ALIGN - 1) / SHARE_ALIGN;
-    *from = lines * first / blocks * SHARE_ALIGN;
-    *to = lines * last / blocks * SHARE_ALIGN;
-    if (*from > count) *from = count;
-    if (*to > count) *to = count;
 }
 
 /* Sums. A vector of eight is two or four registers at every level that this is compiled for. */
@@ -208,8 +198,7 @@ static inline uint16_t bf16_of(float value) {
     return (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-/* to[i] = the sum of parts[rank][i] by rank, begin <= i < end. */
-static void sum_f32(float *to, const float *const *parts, int32_t size, int64_t begin, int64_t end) {
+void zse_group_sum_f32(float *to, const float *const *parts, int32_t size, int64_t begin, int64_t end) {
     int64_t i = begin;
     for (; i + 16 <= end; i += 16) {
         eight low = *(const eight *)(parts[0] + i), high = *(const eight *)(parts[0] + i + 8);
@@ -237,7 +226,7 @@ static void sum_bf16(uint16_t *to, const uint16_t *const *parts, int32_t size, i
 
 static void sum(void *to, const void *const *parts, int32_t size, int64_t begin, int64_t end, int64_t type) {
     if (type == ZSE_GROUP_F32)
-        sum_f32(to, (const float *const *)parts, size, begin, end);
+        zse_group_sum_f32(to, (const float *const *)parts, size, begin, end);
     else
         sum_bf16(to, (const uint16_t *const *)parts, size, begin, end);
 }
@@ -274,7 +263,7 @@ void zse_group_reduce_combine(const uint64_t *args, const int64_t *grid, int64_t
     else /* of all the host's ranks' blocks this rank's come by rank */
         share_of(count, blocks * group->per_node, blocks * here + first, blocks * here + last, &from, &to);
     sum(small ? (void *)(uintptr_t)args[2] : result_of(group, group->node), parts, group->per_node, from, to, (int64_t)args[4]);
-    if (zse_group_is_last(group, grid, first, last)) after_combine(group, small);
+    if (zse_group_is_last(group, grid, first, last)) zse_group_after_combine(group, small);
 }
 
 void zse_group_reduce_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
@@ -326,12 +315,12 @@ void zse_group_gather_combine(const uint64_t *args, const int64_t *grid, int64_t
         for (int64_t row = rows * first / blocks; row < rows * last / blocks; row++)
             memcpy(to + row * row_bytes, part + row * widths[rank], (size_t)widths[rank]);
     }
-    if (zse_group_is_last(group, grid, first, last)) after_combine(group, small);
+    if (zse_group_is_last(group, grid, first, last)) zse_group_after_combine(group, small);
 }
 
 void zse_group_gather_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
     zse_group *group = (zse_group *)(uintptr_t)args[0];
-    if (!gathers_small(group, args)) after_large(group, grid, first, last);
+    if (!gathers_small(group, args)) zse_group_after_large(group, grid, first, last);
 }
 
 /* Broadcast. args: group, memory, bytes. */
@@ -359,12 +348,12 @@ void zse_group_broadcast_combine(const uint64_t *args, const int64_t *grid, int6
     if (!is_running(group) || !zse_group_wait_for_all(group)) return;
     share_of((int64_t)args[2], grid[0] * grid[1] * grid[2], first, last, &from, &to);
     if (group->rank) memcpy((uint8_t *)(uintptr_t)args[1] + from, broadcast_slot(group, args) + from, (size_t)(to - from));
-    if (zse_group_is_last(group, grid, first, last)) after_combine(group, broadcasts_small(group, args));
+    if (zse_group_is_last(group, grid, first, last)) zse_group_after_combine(group, broadcasts_small(group, args));
 }
 
 void zse_group_broadcast_finish(const uint64_t *args, const int64_t *grid, int64_t first, int64_t last) {
     zse_group *group = (zse_group *)(uintptr_t)args[0];
-    if (!broadcasts_small(group, args)) after_large(group, grid, first, last);
+    if (!broadcasts_small(group, args)) zse_group_after_large(group, grid, first, last);
 }
 
 /* Send and receive: of ranks in a ring. args: group, memory, bytes. A sender is two messages ahead at most. */

@@ -74,6 +74,12 @@ ZSE_GROUP_KERNEL(reduce_publish) ZSE_GROUP_KERNEL(reduce_combine) ZSE_GROUP_KERN
 ZSE_GROUP_KERNEL(gather_publish) ZSE_GROUP_KERNEL(gather_combine) ZSE_GROUP_KERNEL(gather_finish)
 ZSE_GROUP_KERNEL(broadcast_publish) ZSE_GROUP_KERNEL(broadcast_combine) ZSE_GROUP_KERNEL(broadcast_finish)
 ZSE_GROUP_KERNEL(send) ZSE_GROUP_KERNEL(receive)
+/* Of ranks of one host that have rows of their own each (collective_rows.c). place i32 [count]: of each of the step's rows where it
+ * stands among this rank's, no less than `own` for others'; rows i32 [own]: which of the step's this rank's are.
+ * spread: group, from [own, width], to [count, width], count, width (bytes), place, own: everybody's rows where they belong.
+ * collect: group, from f32 [count, width], to f32 [own, width], count, width (numbers), place, rows, own: the sums of this rank's. */
+ZSE_GROUP_KERNEL(spread_publish) ZSE_GROUP_KERNEL(spread_combine) ZSE_GROUP_KERNEL(spread_finish)
+ZSE_GROUP_KERNEL(collect_publish) ZSE_GROUP_KERNEL(collect_combine) ZSE_GROUP_KERNEL(collect_finish)
 ZSE_GROUP_KERNEL(reduce_exchange) ZSE_GROUP_KERNEL(gather_exchange) ZSE_GROUP_KERNEL(broadcast_exchange)
 #undef ZSE_GROUP_KERNEL
 

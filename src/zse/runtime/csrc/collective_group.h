@@ -85,6 +85,15 @@ static inline bool is_running(const zse_group *group) {
     return atomic_load_explicit(&group->status, memory_order_relaxed) == ZSE_GROUP_OK;
 }
 
+/* Elements [*from, *to) of `count` are blocks [first, last) of `blocks`. */
+static inline void share_of(int64_t count, int64_t blocks, int64_t first, int64_t last, int64_t *from, int64_t *to) {
+    int64_t lines = (count + SHARE_ALIGN - 1) / SHARE_ALIGN;
+    *from = lines * first / blocks * SHARE_ALIGN;
+    *to = lines * last / blocks * SHARE_ALIGN;
+    if (*from > count) *from = count;
+    if (*to > count) *to = count;
+}
+
 static inline bool leads(const zse_group *group) { return group->rank == group->first; }
 
 /* collective.c */
@@ -101,6 +110,11 @@ bool zse_group_is_last(zse_group *group, const int64_t *grid, int64_t first, int
 void zse_group_sleep_on(zse_group *group, _Atomic uint32_t *word, uint32_t seen, int64_t ms);
 void zse_group_wake_at(zse_group *group, _Atomic uint32_t *word, uint32_t value);
 int64_t zse_group_item_bytes(int64_t type);
+void zse_group_after_combine(zse_group *group, bool small);
+/* The second barrier of a large collective without a result. */
+void zse_group_after_large(zse_group *group, const int64_t *grid, int64_t first, int64_t last);
+/* to[i] = the sum of parts[rank][i] by rank, begin <= i < end. */
+void zse_group_sum_f32(float *to, const float *const *parts, int32_t size, int64_t begin, int64_t end);
 
 /* collective_hosts.c */
 void zse_group_receive_far(zse_group *group, const uint64_t *args, const int64_t *grid, int64_t first, int64_t last);
