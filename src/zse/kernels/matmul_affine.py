@@ -38,6 +38,7 @@ from zse.kernels.matmul_affine_parts import (
     prefetch_scales,
     super_block,
     tile_planes,
+    token_dots,
     unpack,
     widen_if_first,
 )
@@ -87,19 +88,51 @@ def accumulate(acc, first, w, scales, a, block, p):
 
 
 @zl.inline
+def takes_turns(p):
+    """Whether the parts of a token alone take turns step by step, so that a broadcast serves all."""
+    return adds_i16() and dot_bits(p) not in (8, LUT)
+
+
+@zl.inline
+def accumulate_token(acc, w, scales, a, block, p):
+    """accumulate() of a token alone for all its parts of the rows at once."""
+    halves, unit = 2 if p.GROUP == 16 else 1, a.scale[0][block]
+    for half in zl.static(range(halves)):
+        totals = token_dots(p, w, a, block, half * 4, 8 // halves)
+        for n in zl.static(range(len(w))):
+            scale = scales[n][half][0] if halves == 2 else scales[n][0]
+            acc[n] = zl.fma(zl.convert(totals[n], zl.f32), scale * unit, acc[n])
+    for n in zl.static(range(len(w))):
+        if halves == 2 and scales[n][0][1] is not None:
+            left = half_sum(a, 0, block)
+            acc[n] = zl.fma(scales[n][0][1], left, acc[n])
+            acc[n] = zl.fma(scales[n][1][1], a.sum[0][block] - left, acc[n])
+        if halves == 1 and scales[n][1] is not None:
+            acc[n] = zl.fma(scales[n][1], a.sum[0][block], acc[n])
+
+
+@zl.inline
 def multiply_super_block(acc, p, planes, parts, a, first):
     """acc += the blocks from `first` on that share factors, of one token: their scales stay in registers."""
     blocks = [super_block(p, planes, first, part) for part in parts]
     for i in zl.static(range(SUPER)):
         if adds_i16():
             prefetch_lines(p, planes, first + i)
-        for n, part in enumerate(parts):
-            w = unpack(planes, first + i, part, p.BITS)
+        if takes_turns(p):
+            w = [unpack(planes, first + i, part, p.BITS) for part in parts]
             if p.GROUP == 16:
-                scales = [in_units(p, *coded(p, blocks[n], i * 2 + half)) for half in zl.static(range(2))]
+                scales = [[in_units(p, *coded(p, of, i * 2 + half)) for half in range(2)] for of in blocks]
             else:
-                scales = in_units(p, *coded(p, blocks[n], i))
-            accumulate(acc, n, w, scales, a, first + i, p)
+                scales = [in_units(p, *coded(p, of, i)) for of in blocks]
+            accumulate_token(acc, w, scales, a, first + i, p)
+        else:
+            for n, part in enumerate(parts):
+                w = unpack(planes, first + i, part, p.BITS)
+                if p.GROUP == 16:
+                    scales = [in_units(p, *coded(p, blocks[n], i * 2 + half)) for half in zl.static(range(2))]
+                else:
+                    scales = in_units(p, *coded(p, blocks[n], i))
+                accumulate(acc, n, w, scales, a, first + i, p)
 
 
 @zl.inline
@@ -118,8 +151,11 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
                     prefetch_block(p, planes, block + AHEAD)
                 elif adds_i16():
                     prefetch_lines(p, planes, block)
-                for i, part in enumerate(parts):
-                    accumulate(acc, i * TOKENS, unpack(planes, block, part, p.BITS), scales[i], a, block, p)
+                if TOKENS == 1 and takes_turns(p):
+                    accumulate_token(acc, [unpack(planes, block, part, p.BITS) for part in parts], scales, a, block, p)
+                else:
+                    for i, part in enumerate(parts):
+                        accumulate(acc, i * TOKENS, unpack(planes, block, part, p.BITS), scales[i], a, block, p)
     elif is_coded(p) and TOKENS == 1:
         for first in range(0, p.blocks, SUPER):
             if in_integers(p):
@@ -135,13 +171,21 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
             elif p.GROUP == 32 and p.BITS != LUT:
                 prefetch_scales(p, planes, block + NEAR, zl.prefetch)
             widen_if_first(p, planes, block, parts)
-            for i, part in enumerate(parts):
-                w = unpack(planes, block, part, p.BITS)
+            if TOKENS == 1 and takes_turns(p):
+                w = [unpack(planes, block, part, p.BITS) for part in parts]
                 if p.GROUP == 16:
-                    scales = [load_scales(p, planes, block * 2 + half, part) for half in zl.static(range(2))]
+                    scales = [[load_scales(p, planes, block * 2 + half, part) for half in range(2)] for part in parts]
                 else:
-                    scales = load_scales(p, planes, block, part)
-                accumulate(acc, i * TOKENS, w, scales, a, block, p)
+                    scales = [load_scales(p, planes, block, part) for part in parts]
+                accumulate_token(acc, w, scales, a, block, p)
+            else:
+                for i, part in enumerate(parts):
+                    w = unpack(planes, block, part, p.BITS)
+                    if p.GROUP == 16:
+                        scales = [load_scales(p, planes, block * 2 + half, part) for half in zl.static(range(2))]
+                    else:
+                        scales = load_scales(p, planes, block, part)
+                    accumulate(acc, i * TOKENS, w, scales, a, block, p)
     for t in zl.static(range(TOKENS)):
         if token + t < token_last:
             for i, part in enumerate(parts):

@@ -10,6 +10,7 @@ LOW = 0x0F0F0F0F
 LUT = "lut4"  # as BITS: indices of 4 bits, looked up in a table (zse.kernels.matmul_lut4); then as 8 bits
 HIGH_WORDS = {4: 0, 5: TILE, 6: 2 * TILE, 8: 0, LUT: 0}  # i32 of `high` in a block of a tile, by bits
 STEPS_I16 = {4: 8, 5: 4, 6: 2}  # by bits, steps whose i16 sums cannot overflow: steps * 2 * (2**bits - 1) * 127 < 32768
+IN_PAIRS = (0, 4, 1, 5, 2, 6, 3, 7)  # the steps of a block of 4 bits in the order of the words that hold two of them
 MIDDLE = {4: 8.0, 5: 16.0, 6: 32.0, 8: 128.0, LUT: 128.0}  # what a symmetric scheme subtracts
 FP4_CODES = ("e8m0", "e4m3")  # of scales of LUT whose table has numbers up to FP4_MIDDLE (zse.quant.lut4)
 FP4_MIDDLE = 12.0
@@ -410,6 +411,26 @@ def joined_dots(w, a, low, first, count, BITS):
     totals = dots(w, a + low, first, count, BITS)
     tokens = len(a)
     return [(totals[t] << 8) + totals[tokens + t] for t in range(tokens)] if low else totals
+
+
+@zl.inline
+def token_dots(p, w, a, block, first, count):
+    """joined_dots() of one token for the steps w of several registers of rows: a broadcast serves all."""
+    lanes, run = zl.target.lanes, STEPS_I16[dot_bits(p)]
+    rows = [zl.cast_ptr(row + block * 32, zl.i32) for row in a.q + a.low]
+    totals = [[zl.i32.x(lanes)(0) for _ in rows] for _ in w]
+    for start in zl.static(range(first, first + count, run)):
+        sums = [[None for _ in rows] for _ in w]
+        for s in zl.static(IN_PAIRS if run == count == 8 else range(start, min(start + run, first + count))):
+            for t, at in enumerate(rows):
+                value = zl.splat(at[s], lanes)
+                for n in zl.static(range(len(w))):
+                    pairs = zl.pairs_u8s8(w[n][s], value)
+                    sums[n][t] = pairs if sums[n][t] is None else zl.add_i16(sums[n][t], pairs)
+        for n in zl.static(range(len(w))):
+            for t in zl.static(range(len(rows))):
+                totals[n][t] += zl.pairs_i16(sums[n][t])
+    return [(each[0] << 8) + each[1] if a.low else each[0] for each in totals]
 
 
 class Activations(NamedTuple):

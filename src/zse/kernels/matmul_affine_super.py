@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from zse import kernel as zl
 from zse.kernels.matmul_affine_parts import (
+    IN_PAIRS,
     STEPS_I16,
     SUPER,
     adds_i16,
@@ -30,7 +31,6 @@ from zse.kernels.matmul_tile import TILE
 
 PASS = 4  # tokens that are multiplied together, or half as many
 PLUS_128 = -2139062144  # 0x80808080
-IN_PAIRS = (0, 4, 1, 5, 2, 6, 3, 7)  # the steps of a block of 4 bits in the order of the words that hold two of them
 # Bytes: two high bits of q6 as 16 * (bits - 2), by the lower two bits of four, and by the upper two.
 HIGH_LESS_32 = (0x1000F0E0,) * 4, (-0x1F1F1F20, -0x0F0F0F10, 0, 0x10101010)
 # Bytes of 16, as lookup_s8 takes them: turned by two words, by one.
