@@ -22,6 +22,7 @@ from zse.engine.config import EngineConfig  # noqa: E402
 from zse.engine.divided import RankMover  # noqa: E402
 from zse.errors import ConfigError, UnsupportedError  # noqa: E402
 from zse.formats.opening import open_model  # noqa: E402
+from zse.models import shares  # noqa: E402
 from zse.models.load import plan_model  # noqa: E402
 from zse.runtime.cpu import CPUDevice  # noqa: E402
 from zse.runtime.opening import open_device  # noqa: E402
@@ -52,9 +53,12 @@ def ranks_of(model, **options) -> ThreadedRanks:
 
 
 @pytest.mark.each()
-@pytest.mark.parametrize("size, ahead, experts", [(2, False, False), (3, True, False), (2, True, True)])
+@pytest.mark.parametrize(
+    "size, ahead, experts", [(2, False, False), (3, True, False), (2, True, True), (3, True, "sent")]
+)
 def test_replies_are_those_of_one_process(size, ahead, experts, latent, monkeypatch):
-    """Prompts in chunks beside replies, more requests than rows; then conversations that go on from what their rank has cached."""
+    """Prompts in chunks beside replies, more requests than rows; then conversations that go on from what their rank has cached. sent: rows
+    only to ranks that have one of their experts."""
     with TinyEngines(latent, **OPTIONS) as made:
         plain = made(prefix_cache=False, speculation="none")
         wanted = replies_of(plain, ASKED, GREEDY)
@@ -63,8 +67,11 @@ def test_replies_are_those_of_one_process(size, ahead, experts, latent, monkeypa
     if experts and "minicpm3" in str(latent):
         experts = False
     monkeypatch.setattr(CPUDevice, "runs_ahead", ahead)
-    with ranks_of(latent, tensor_parallel_size=size, expert_parallel=experts) as found:
+    if experts == "sent":
+        monkeypatch.setattr(shares, "DISPATCH_RANKS", 2)
+    with ranks_of(latent, tensor_parallel_size=size, expert_parallel=bool(experts)) as found:
         engine = found.engine
+        assert engine.runner.model.share.dispatches == (experts == "sent")
         assert replies_of(engine, ASKED, GREEDY) == wanted
         before = engine.counters()
         assert replies_of(engine, longer, GREEDY) == after
@@ -205,9 +212,11 @@ def test_the_memory_of_idle_pages_goes_on_every_rank(latent, monkeypatch):
         assert sum(count for kv, _, count in given if kv.first_page) == pages.num_pages
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_rank_allocates_what_was_planned(size, latent):
-    with ranks_of(latent, tensor_parallel_size=size, speculation="none") as found:
+@pytest.mark.parametrize("size, experts", [(2, False), (3, True)])
+def test_a_rank_allocates_what_was_planned(size, experts, latent, monkeypatch):
+    monkeypatch.setattr(shares, "DISPATCH_RANKS", 2)
+    experts = experts and "minicpm3" not in str(latent)
+    with ranks_of(latent, tensor_parallel_size=size, speculation="none", expert_parallel=experts) as found:
         loaded, runner = found.loaded, found.engine.runner
         while runner.record_ahead():
             pass

@@ -148,7 +148,11 @@ def rows(group, gpu) -> None:
         whole, sums_of = (tensor(gpu, np.zeros((most, width), np.float32), "f32", count) for count in (tokens, few))
         halves = [tensor(gpu, array, "bf16", few) for array in (f32_to_bf16(given[0]),)]
         halves.append(tensor(gpu, np.zeros((most, width), np.uint16), "bf16", tokens))
+        wanted = tensor(gpu, np.zeros(most, np.int32), "i32", tokens)
+        some, some_sums = (tensor(gpu, np.zeros((most, width), np.float32), "f32", count) for count in (tokens, few))
         for _ in range(3):
+            group.spread_rows(recorder, x, some, own, wanted)
+            group.collect_sums(recorder, parts, some_sums, own, wanted)
             group.spread_rows(recorder, x, whole, own)
             group.spread_rows(recorder, *halves, own)
             group.collect_sums(recorder, parts, sums_of, own)
@@ -162,6 +166,9 @@ def rows(group, gpu) -> None:
             for where, values in ((own.rows, mine), (own.place, place), (own.owner, owner)):
                 if len(values):
                     gpu.write(where.with_rows(len(values)), values.tobytes())
+            bits = rng.integers(0, 1 << size, count).astype(np.int32)
+            gpu.write(wanted.with_rows(count), bits.tobytes())
+            gpu.write(some.with_rows(most), np.full((most, width), -7, np.float32).tobytes())
             if number % 10 == rank:
                 time.sleep(0.002)
             graph.run(tokens=count, own=len(mine))
@@ -173,6 +180,16 @@ def rows(group, gpu) -> None:
             assert np.array_equal(read(gpu, halves[1], np.uint16, count), f32_to_bf16(expected)), (most, number)
             if len(mine):
                 assert np.array_equal(read(gpu, sums_of, np.float32, len(mine)), total[mine]), (most, number)
+                heard = [(bits[mine] >> r & 1 | int(r == rank))[:, None] for r in range(size)]
+                counted = [
+                    np.where(h, numbers(r + size, most, width)[mine], np.float32(0)) for r, h in enumerate(heard)
+                ]
+                assert np.array_equal(read(gpu, some_sums, np.float32, len(mine)), reduce(np.add, counted)), (
+                    most,
+                    number,
+                )
+            came = (bits >> rank & 1 | (owner == rank))[:, None]
+            assert np.array_equal(read(gpu, some, np.float32, count), np.where(came, expected, -7)), (most, number)
         graph.close()
 
 

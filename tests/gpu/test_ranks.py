@@ -253,13 +253,15 @@ def test_drafts_behind_the_models_states(speculation, tmp_path, monkeypatch):
         assert counters["accepted_tokens"] > 0.03 * counters["drafted_tokens"] or speculation == "eagle3"
 
 
-@pytest.mark.parametrize("family", ["minicpm3", "deepseek_v2_lite", "minicpm3 drafted"])
+@pytest.mark.parametrize("family", ["minicpm3", "deepseek_v2_lite", "deepseek_v2_lite experts", "minicpm3 drafted"])
 def test_attention_of_own_requests(family, tmp_path, monkeypatch):
-    """More requests than rows; then conversations that go on from what their rank has cached. drafted: by the model beside rank 0."""
-    family, _, is_drafted = family.partition(" ")
+    """More requests than rows; then conversations that go on from what their rank has cached. drafted: by the model beside rank 0; experts:
+    whole ones."""
+    family, _, kind = family.partition(" ")
+    is_drafted = kind == "drafted"
     source, part = written(family, tmp_path / "hf", monkeypatch), MOST if family in MIXTURES else 1.0
     prompts = [prompt(length, seed) for seed, length in enumerate((40, 7, 25, 33, 16, 50, 3, 64))]
-    more = dict(draft_model=str(source), draft_tokens=3) if is_drafted else {}
+    more = dict(draft_model=str(source), draft_tokens=3) if is_drafted else dict(expert_parallel=kind == "experts")
     with engine(source, 1) as one, engine(source, 2, data_parallel_attention=True, **more) as two:
         if is_drafted:
             speculator = two._engine.feature("speculation")

@@ -28,6 +28,7 @@ from zse.engine.process import EngineProcess
 from zse.formats.convert import convert
 from zse.formats.opening import open_model
 from zse.kernel import cache
+from zse.models import shares
 from zse.models.load import plan_model
 from zse.parallel.group import RankGroup
 from zse.runtime.args import Args
@@ -39,7 +40,7 @@ from zse.speculative.block import BlockSpeculator
 from zse_emulator import EmulateDevice
 
 PARAMS = [["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["width", "i64"]]
-ROW_PARAMS = [*PARAMS, ["place", "ptr"], ["own", "i64"]]
+ROW_PARAMS = [*PARAMS, ["place", "ptr"], ["own", "i64"], ["wanted", "ptr"]]
 rings: list[queue.Queue] = [queue.Queue(), queue.Queue()]  # what each rank of a pipeline was sent
 EMULATOR = threading.Lock()  # one launch at a time: kernels of two devices would stand in one stream
 
@@ -64,13 +65,13 @@ class HostSums:
     def broadcast(self, recorder, x):
         recorder.launch("host broadcast", Args(x=x, out=x, rows=x.shape[0], width=1), 1)
 
-    def spread_rows(self, recorder, x, out, own):
+    def spread_rows(self, recorder, x, out, own, wanted=None):
         width = x.shape[1] * ITEM_BYTES[x.dtype] // 4
-        more = dict(place=own.place, own=x.shape[0])
+        more = dict(place=own.place, own=x.shape[0], wanted=wanted)
         recorder.launch("host spread", Args(x=x, out=out, rows=out.shape[0], width=width, **more), 1)
 
-    def collect_sums(self, recorder, x, out, own):
-        more = dict(place=own.place, own=out.shape[0])
+    def collect_sums(self, recorder, x, out, own, wanted=None):
+        more = dict(place=own.place, own=out.shape[0], wanted=wanted)
         recorder.launch("host collect", Args(x=x, out=out, rows=x.shape[0], width=x.shape[1], **more), 1)
 
     def send(self, recorder, x):
@@ -135,7 +136,9 @@ class RankDevice(EmulateDevice):
             parts = [part.reshape(rows, of) for part, of in zip(told, self.sums.widths, strict=True)]
             ctypes.memmove(out, np.concatenate(parts, axis=1).tobytes(), 4 * rows * sum(self.sums.widths))
 
-    def exchange_rows(self, symbol, x, out, rows, width, place, own):
+    def exchange_rows(self, symbol, x, out, rows, width, place, own, wanted):
+        """wanted: rows that do not come are poisoned, parts that are not sent never looked at."""
+        wants = np.full(rows, -1) if not wanted else np.frombuffer(ctypes.string_at(wanted, 4 * rows), np.int32)
         places = np.frombuffer(ctypes.string_at(place, 4 * rows), np.int32)
         mine = np.flatnonzero(places < own)
         if symbol == "host spread":
@@ -148,10 +151,14 @@ class RankDevice(EmulateDevice):
                 whole[theirs] = np.frombuffer(part[4 * count :], np.uint32).reshape(count, width)
                 seen[theirs] += 1
             assert (seen == 1).all()
+            others = np.setdiff1d(np.flatnonzero(wants >> self.group.rank & 1 == 0), mine)
+            whole[others] = 0x7FC0DEAD
             ctypes.memmove(out, whole.tobytes(), whole.nbytes)
             return
         told = [np.frombuffer(data, np.float32) for data in self.group.exchange(ctypes.string_at(x, 4 * rows * width))]
-        total = sum(told).reshape(rows, width)[mine]
+        parts = [part.reshape(rows, width)[mine] for part in told]
+        heard = [wants[mine, None] >> rank & 1 | int(rank == self.group.rank) for rank in range(len(parts))]
+        total = sum(np.where(some, part, np.float32(0)) for some, part in zip(heard, parts, strict=True))
         assert (places[mine] == np.arange(own)).all()
         ctypes.memmove(out, total.tobytes(), total.nbytes)
 
@@ -238,11 +245,18 @@ def engine_of(path, groups, wanted):
     return leader, other, runner_of
 
 
-def test_requests_have_ranks(kept_kernels, tmp_path):
+@pytest.mark.parametrize(
+    "family", ["minicpm3", pytest.param("deepseek_v2_lite", marks=[pytest.mark.long, pytest.mark.exhaustive])]
+)
+def test_requests_have_ranks(family, kept_kernels, tmp_path, monkeypatch):
     """--data-parallel-attention: each rank has attention and pages of one request; penalties look at the history of both on rank 0. The
-    third begins with a copy of a page."""
-    path, groups = str(tiny_families.write("minicpm3", tmp_path, "BF16")), groups_of(2)
-    ids, options = tiny.tokens("minicpm3").tolist(), dict(tensor_parallel_size=2, data_parallel_attention=True)
+    third begins with a copy of a page. Of a mixture rows go only to ranks that have one of their experts."""
+    config = tiny_families.CONFIGS[family] | dict(intermediate_size=256)
+    monkeypatch.setitem(tiny_families.CONFIGS, family, config)
+    monkeypatch.setattr(shares, "DISPATCH_RANKS", 2)
+    path, groups = str(tiny_families.write(family, tmp_path, "BF16")), groups_of(2)
+    ids, options = tiny.tokens(family).tolist(), dict(tensor_parallel_size=2, data_parallel_attention=True)
+    options |= dict(expert_parallel=family != "minicpm3")
     wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, page_size=16, **options)
     leader, other, runner_of = engine_of(path, groups, wanted)
     runner = runner_of(leader)

@@ -13,11 +13,14 @@ from session import Session
 from test_tensor_parallel import same
 
 from zse.formats.opening import open_model
+from zse.kernels.gather import gather_rows
+from zse.models import shares
 from zse.models.load import load_model, plan_model
 from zse.parallel.group import RankGroup
 from zse.plan.kept import KeptStreams
 from zse.runtime.opening import open_device
 from zse.runtime.symbol import Sym
+from zse.tensor import Tensor
 
 TOKENS = tiny.tokens("llama").tolist()
 # (row, tokens) of each step: prompts beside replies; replies alone; one row.
@@ -95,6 +98,41 @@ def test_logits_are_those_of_everybodys_stream(owners, whole_experts, path):
     found = logits_of(path, owners, whole_experts=whole_experts)
     assert np.array_equal(found, logits_of(path, owners, "layers", whole_experts=whole_experts))
     same(found, logits_of(path, (0, 0, 0, 0)))
+
+
+@pytest.mark.parametrize("owners", [(0, 1, 1, 1), (2, 0, 0, 0), (3, 0, 2, 3), (0, 7, 3, 7)])
+def test_rows_go_to_ranks_that_have_their_experts(owners, path, monkeypatch):
+    """Nobody reads what was not sent. Shared experts are whole on every rank."""
+    if "minicpm3" in str(path):
+        return
+    if max(owners) < 7:  # as from eight ranks on
+        monkeypatch.setattr(shares, "DISPATCH_RANKS", 2)
+    poisoned = []
+
+    def spy(group):
+        spread = group.spread_rows
+
+        def spread_rows(recorder, x, out, own, wanted=None):
+            if wanted is not None:
+                device, width = recorder.device, x.shape[1]
+                none = Tensor(device.alloc(4 * width), (1, width), "f32")
+                none.view()[:] = memoryview(np.full(width, np.nan, np.float32))
+                rows = Tensor(device.alloc(4 * 64), (64,), "i32")  # zeros
+                gather_rows(recorder, none, rows.with_rows(out.shape[0]), out)
+                poisoned.append(group.rank)
+            spread(recorder, x, out, own, wanted)
+
+        group.spread_rows = spread_rows
+
+    found = logits_of(path, owners, spied=spy, whole_experts=True)
+    assert set(poisoned) == set(range(1 + max(owners))) and np.isfinite(found).all()
+    assert np.array_equal(found, logits_of(path, owners, "layers", whole_experts=True))
+    same(found, logits_of(path, (0, 0, 0, 0)))
+    with open_model(str(path)) as source:
+        of = dict(rank=1, ranks=1 + max(owners), whole_experts=True, whole_attention=True)
+        moe, whole = plan_model(source, **of).config.moe, plan_model(source).config.moe
+        cut = plan_model(source, **of | dict(ranks=2, whole_attention=False)).config.moe
+    assert (moe.shared_size, cut.shared_size) == (whole.shared_size, whole.shared_size // 2)
 
 
 def test_streams_between_layers_are_of_all_tokens(path):

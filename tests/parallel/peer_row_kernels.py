@@ -8,16 +8,18 @@ from zse.kernels.gpu import peer_rows
 
 class RowRanks(Ranks):
     """spread: x u32 [rounds, size, rows, width], each rank's rows first; out likewise, all. collect: x f32 likewise, all rows; out each
-    rank's rows first. owner i32 [rounds, rows]; place i32 [rounds, size, rows]."""
+    rank's rows first. owner, wanted i32 [rounds, rows]; place i32 [rounds, size, rows]."""
 
     x: zl.Ptr["T", "const"]  # noqa: F821
     out: zl.Ptr["T"]  # noqa: F821
     owner: zl.Ptr[zl.i32, "const"]  # noqa: F821
     place: zl.Ptr[zl.i32, "const"]  # noqa: F821
+    wanted: zl.Ptr[zl.i32, "const"]  # noqa: F821
     count: zl.i32
     width: zl.i32
     begin: zl.i32
     most: zl.i32
+    chooses: zl.i32
     KIND: zl.static
     T: zl.static
     M: zl.static
@@ -35,10 +37,12 @@ def row_ranks(p: RowRanks):
         shared = dict(
             owner=p.owner + i * p.count,
             place=p.place + at * p.count,
+            wanted=p.wanted + i * p.count,
             count=p.count,
             width=p.width,
             begin=p.begin,
             most=p.most,
+            chooses=p.chooses,
         )
         if p.KIND in ("spread small", "spread large"):
             q = peer_rows.SpreadParams(**vars(common), x=p.x + place, out=p.out + place, **shared)

@@ -28,8 +28,20 @@ def owners_of(rng, rounds: int, size: int, rows: int) -> tuple[np.ndarray, np.nd
     return owner, place
 
 
-def run(kind: str, size: int, rows: int, width: int, grid: int, rounds: int, seed: int, repeats=1, pieces=0, M=zl.f32):
-    """Several launches with the same buffers: yields owner, place, x and what came out."""
+def run(
+    kind: str,
+    size: int,
+    rows: int,
+    width: int,
+    grid: int,
+    rounds: int,
+    seed: int,
+    repeats=1,
+    pieces=0,
+    M=zl.f32,
+    chooses=0,
+):
+    """Several launches with the same buffers: yields owner, place, x, what came out and a bit for each rank that wants a row."""
     rng = np.random.default_rng(seed)
     T = zl.u32 if kind.startswith("spread") else zl.f32
     kernels = kernel_of(peer_row_kernels.row_ranks, size, KIND=kind, T=T, M=M)
@@ -42,22 +54,34 @@ def run(kind: str, size: int, rows: int, width: int, grid: int, rounds: int, see
                 x = rng.integers(0, 2**32, x.shape, np.uint32)
                 for i, rank in np.ndindex(rounds, size):
                     x[i, rank, (owner[i] == rank).sum() :] = POISON  # are nobody's
+            wanted = rng.integers(1, 1 << size, (rounds, rows)).astype(np.int32)
+            if not chooses:
+                wanted[:] = -1
+            for i, rank, row in (
+                np.argwhere(wanted[:, None] >> np.arange(size)[:, None] & 1 == 0) if T is zl.f32 else ()
+            ):
+                x[i, rank, row] = 0 if owner[i, row] == rank else np.nan  # has no part
             given, out = group.filled(x), group.filled(np.full(x.shape, POISON))
             places = dict(owner=group.filled(owner), place=group.filled(place), count=rows, width=width)
+            places |= dict(wanted=group.filled(wanted), chooses=chooses)
             for begin in range(0, rows, pieces or rows):
                 group.run(grid, rounds, x=given, out=out, **places, begin=begin, most=pieces or rows)
             found = np.frombuffer(device.read(out), np.uint32).reshape(x.shape)
             assert not any(device.read(group.stop))
-            yield owner, place, x, found
+            yield owner, place, x, found, wanted
 
 
-def check_spread(owner, place, x, found, why) -> None:
+def check_spread(owner, place, x, found, wanted, why) -> None:
     for i, rank, row in np.ndindex(found.shape[:3]):
         of = owner[i, row]
-        assert np.array_equal(found[i, rank, row], x[i, of, place[i, of, row]]), why
+        if wanted[i, row] >> rank & 1 or of == rank:
+            assert np.array_equal(found[i, rank, row], x[i, of, place[i, of, row]]), why
+        else:
+            assert (found[i, rank, row] == POISON).all(), why
 
 
-def check_collect(owner, place, x, found, why, half=False) -> None:
+def check_collect(owner, place, x, found, wanted, why, half=False) -> None:
+    x = np.where(np.isnan(x), np.float32(0), x)
     numbers, totals = found.view(np.float32), [in_order(rounded(each[None]) if half else each[None])[0] for each in x]
     for i, rank in np.ndindex(found.shape[:2]):
         mine = np.flatnonzero(owner[i] == rank)
@@ -84,6 +108,19 @@ def test_sums_go_to_their_owner(kind, form, size, kept_kernels):
     M = zl.bf16 if form == "half" else zl.f32
     for found in run(f"collect {kind}", size, rows, width, grid, 1, seed, repeats=3, M=M):
         check_collect(*found, f"seed {seed}", form == "half")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("kind", ["spread small", "spread large", "collect small", "collect large"])
+def test_rows_go_to_who_wants_them(kind, size, kept_kernels):
+    """Nobody else's are written; of sums who has no part has numbers that are none. Many rounds: ranks run ahead."""
+    seed = int(np.random.default_rng().integers(2**31))
+    check = check_spread if kind.startswith("spread") else check_collect
+    for found in run(kind, size, 3, 32, 1, 20, seed, chooses=1):
+        check(*found, f"seed {seed}")
+    grid = -(-7 * 40 // 128) if kind.endswith("small") else 3
+    for found in run(kind, size, 7, 40, grid, 1, seed, repeats=3, chooses=1):
+        check(*found, f"seed {seed}")
 
 
 @pytest.mark.parametrize("kind", ["spread", "collect"])

@@ -1,5 +1,5 @@
-"""What the experts of a token give, weighted and added, with what a shared expert gives beside them; and which of them one rank
-computes, where ranks have whole experts (docs/design/0011-several-devices.md)."""
+"""What the experts of a token give, weighted and added, with what a shared expert gives beside them; which of them one rank
+computes, where ranks have whole experts, and which ranks compute for a token (docs/design/0011-several-devices.md)."""
 
 from zse import kernel as zl
 from zse.kernels.op import EXACT, Case, Cost, Op, OutputSpec, Tolerance, check, later, require
@@ -223,4 +223,78 @@ OWN_EXPERTS = Op(
     _own_cases,
     _own_cost,
     later("gpu.route", "own_variants"),
+)
+
+
+class ExpertRanks(zl.Record):
+    """ids i32 [tokens, chosen]; out i32 [tokens]: a bit for each of `ranks` that has one of a token's experts."""
+
+    ids: zl.Ptr[zl.i32, "const"]
+    out: zl.Ptr[zl.i32]
+    tokens: zl.index
+    chosen: zl.index
+    experts: zl.index
+    ranks: zl.index
+
+
+@zl.inline
+def find_ranks(p, begin, step):
+    """Every step-th token from `begin` on. A rank's experts begin at experts * rank // ranks (zse.models.spans.spread)."""
+    for token in range(begin, p.tokens, step):
+        found = zl.u32(0)
+        for j in range(p.chosen):
+            expert = zl.i32(p.ids[token * p.chosen + j])
+            found = found | zl.u32(1) << zl.u32(((expert + 1) * zl.i32(p.ranks) - 1) // zl.i32(p.experts))
+        p.out[token] = zl.bitcast(found, zl.i32)
+
+
+@zl.kernel
+def expert_ranks_cpu(p: ExpertRanks):
+    """One block."""
+    find_ranks(p, zl.i64(0), 1)
+
+
+def expert_ranks(recorder, ids, out, *, experts: int, ranks: int) -> None:
+    """out i32 [M]: of each token a bit for every rank that has one of its experts, ids i32 [M, k] of `experts`, of which each of up to 32
+    ranks has as many as the others, or one more."""
+    tokens, chosen = ids.shape
+    check("expert_ranks ids", ids, "i32", tokens, chosen)
+    check("expert_ranks out", out, "i32", tokens)
+    require(0 < ranks <= min(32, experts), f"expert_ranks: {experts} experts of {ranks} ranks")
+    args = Args(ids=ids, out=out, tokens=tokens, chosen=chosen, experts=experts, ranks=ranks)
+    recorder.launch("expert_ranks", args, (ceil_div(tokens, OWN_THREADS) if recorder.device.kernels == "gpu" else 1,))
+
+
+def _ranks_reference(ids, experts, ranks):
+    firsts = [experts * rank // ranks for rank in range(ranks)]
+    of = np.searchsorted(firsts, ids, side="right") - 1
+    return {"out": np.bitwise_or.reduce(np.uint32(1) << of.astype(np.uint32), axis=1).view(np.int32)}
+
+
+def _ranks_cases(rng, family="cpu"):
+    for tokens, chosen, experts, ranks in (
+        (1, 8, 128, 8),
+        (5, 3, 7, 3),
+        (300, 2, 5, 2),
+        (700, 4, 61, 32),
+        (3, 1, 32, 32),
+    ):
+        ids = np.argsort(rng.random((tokens, experts)), axis=1)[:, :chosen].astype(np.int32)
+        outputs = {"out": OutputSpec((tokens,), "int32", EXACT)}
+        options = {"experts": experts, "ranks": ranks}
+        yield Case(f"{tokens} tokens, {chosen} of {experts} on {ranks} ranks", {"ids": ids}, outputs, options)
+
+
+def _ranks_cost(case: Case) -> Cost:
+    return Cost(case.inputs["ids"].size * 4 + case.outputs["out"].shape[0] * 4, 4 * case.inputs["ids"].size)
+
+
+EXPERT_RANKS = Op(
+    "expert_ranks",
+    lambda target: [zl.Variant("expert_ranks", expert_ranks_cpu)],
+    expert_ranks,
+    _ranks_reference,
+    _ranks_cases,
+    _ranks_cost,
+    later("gpu.route", "ranks_variants"),
 )

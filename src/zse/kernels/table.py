@@ -13,7 +13,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "one_token": ("ONE_TOKEN",),
     "chain": ("CHAIN",),
     "mixture_chain": ("MIXTURE_CHAIN",),
-    "combine": ("COMBINE", "OWN_EXPERTS"),
+    "combine": ("COMBINE", "OWN_EXPERTS", "EXPERT_RANKS"),
     "adapter": ("ADAPT",),
     "embed": ("EMBED",),
     "norm": ("ADD_RMSNORM",),

@@ -43,6 +43,9 @@ COLUMNS = {"o": VALUES, "down": INNER, "down_exps": EXPERTS, "shared_down": SHAR
 ONCE = ("o_bias", "down_bias", "down_exps_bias")  # are added by rank 0
 BY_COLUMN = ("awq", "gptq", "gptq+1")  # layouts whose columns follow one another
 HEAD_UNIT = 4 * TILE_ROWS  # rows of the vocabulary
+# From so many ranks on, of whole experts and tokens of their own, rows go only to ranks that have one of their experts: of two nearly
+# all do, and it is an exchange more a layer, and shared experts that all have whole. At most as many as a mask has bits.
+DISPATCH_RANKS, MOST_DISPATCH_RANKS = 8, 32
 
 
 class ShareCut(NamedTuple):
@@ -66,7 +69,8 @@ class ModelShare:
 
     stored: the tensors of each role of the model. quantizes: plain numbers are quantized while loading, in groups that may become
     smaller for it. family: of the device. whole_experts: a rank has some experts, not a part of each. whole_attention: every rank
-    has all of the layers' attention, for tokens of its own requests; divides_rows: likewise."""
+    has all of the layers' attention, for tokens of its own requests; divides_rows: likewise. dispatches: rows go only to ranks that have
+    one of their experts; shared experts are whole on all."""
 
     is_stage = False
 
@@ -89,6 +93,9 @@ class ModelShare:
         self._mixers: MixerShares | None = None
         self._own = self._own_experts() if whole_experts else None
         self.divides_rows = whole_attention
+        is_many = DISPATCH_RANKS <= size <= MOST_DISPATCH_RANKS
+        is_gated = any(role.endswith(".shared_router") for role in stored)  # which is added with experts alone
+        self.dispatches = whole_experts and whole_attention and is_many and not is_gated
         self._check_kind()
         architecture = registry.architecture(config.architecture)
         self._gated = 2 if getattr(architecture, "gated_attention", False) else 1
@@ -106,7 +113,11 @@ class ModelShare:
         moe = config.moe
         sparse = [f"layers.{layer}." for layer in layers if moe and moe.is_sparse(layer)]
         self._experts = self._common(sparse, "down_exps", moe.intermediate_size) if moe and not self._own else []
-        self._shared = self._common(sparse, "shared_down", moe.shared_size) if moe and moe.shared_size else []
+        self._shared = (
+            self._common(sparse, "shared_down", moe.shared_size)
+            if moe and moe.shared_size and not self.dispatches
+            else []
+        )
         table = self.schemes["embed" if config.tied_head else "head"]
         self.head_spans = spread(config.vocab_size, lcm(HEAD_UNIT, table.row_unit), size)
         self.widths = tuple(stop - start for start, stop in self.head_spans)
@@ -122,7 +133,8 @@ class ModelShare:
         """Weights of layers of whose products each rank has a part of the sum."""
         is_cut = self._mixers is not None and self._mixers.is_cut
         found = {"o", "down", "shared_down", *(["mix_out"] if is_cut else [])}
-        return frozenset(found - {"o"} if self.divides_rows else found)
+        whole = {"o"} if self.divides_rows else set()
+        return frozenset(found - (whole | {"shared_down"} if self.dispatches else whole))
 
     def _refused(self, what: str, found: object, known: str) -> UnsupportedError:
         return UnsupportedError(f"{self.path}: --tensor-parallel-size {self.size}: {what}", found, [known])
@@ -219,7 +231,7 @@ class ModelShare:
             changes["intermediate_size"] = widths[0]
             changes["intermediate_sizes"] = widths if len(set(widths)) > 1 else ()
         if whole.moe is not None:
-            shared = _width(self._shared[self.rank]) if self._shared else 0
+            shared = _width(self._shared[self.rank]) if self._shared else whole.moe.shared_size
             mine: dict[str, Any] = {"own": (self._own[0], _width(self._own))} if self._own else {}
             if not self._own:
                 mine["intermediate_size"] = _width(self._experts[self.rank])
@@ -296,9 +308,13 @@ class ModelShare:
         layer, _, name = role.rpartition(".")
         if not layer or (name == "down_exps" and self._own) or (name == "o" and self.divides_rows):
             return ""
+        if name == "shared_down" and self.dispatches:
+            return ""
         return COLUMNS.get(name) or (self._mixers.columns(int(layer[7:]), name) if self._mixers else "")
 
     def _row_kinds(self, layer: int, name: str) -> tuple[str, ...]:
+        if self.dispatches and ROWS.get(name) == (SHARED,):
+            return ()
         return ROWS.get(self._whole_norms.get(name, name)) or (self._mixers.rows(layer, name) if self._mixers else ())
 
     def _span(self, kind: str, layer: int, rank: int | None = None) -> Span:

@@ -116,15 +116,19 @@ class RankGroup:
         """Whether there are spread_rows() and collect_sums(). Before connect(): whether there will be, if GPUs reach each other."""
         return self.nodes == 1 and not isinstance(self._collectives, staged.StagedCollectives)
 
-    def spread_rows(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+    def spread_rows(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows", wanted: "Tensor | None" = None
+    ) -> None:
         """Record: on every rank out [tokens, width] = the rows that ranks have, x [own, width] of any dtype, where they belong: row m is row
-        place[m] of the rank owner[m]."""
-        self._collectives.spread_rows(recorder, x, out, own)
+        place[m] of the rank owner[m]. wanted i32 [tokens]: a bit for each rank that wants a row; others' stays as it is, or not."""
+        self._collectives.spread_rows(recorder, x, out, own, wanted)
 
-    def collect_sums(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+    def collect_sums(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows", wanted: "Tensor | None" = None
+    ) -> None:
         """Record: out f32 [own, width] = the sums of all ranks' x f32 [tokens, width], added in the order of ranks, at this rank's
-        rows."""
-        self._collectives.collect_sums(recorder, x, out, own)
+        rows. wanted: likewise of the ranks that have a part; the owner's counts as it is, all others' are not read."""
+        self._collectives.collect_sums(recorder, x, out, own, wanted)
 
     def send(self, recorder: "Recorder", x: "Tensor") -> None:
         """Record: x, of any dtype, to the next rank (of the last one: rank 0), which need not be there yet."""

@@ -106,7 +106,8 @@ def choose_forms(
             users[value] = [node for node in products if node not in dense]
     # What is reordered or gathered first is taken as it is, and so are the inputs of other products that read it.
     copied = ("reorder", "all_gather", "spread_rows", "wanted")
-    forms: dict[Value, str] = {node.inputs[0]: device.inner for node in nodes if node.op in copied}
+    copies = [node.inputs[0] for node in nodes if node.op in copied]  # but for a router's logits
+    forms: dict[Value, str] = {value: device.inner for value in copies if not value.node or value.node.op != "linear"}
     changed: dict[Node, Value] = {}
     before: dict[Node, Node] = {}
     for value, products in users.items():

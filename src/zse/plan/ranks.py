@@ -1,6 +1,7 @@
 """What a recording does where the model is one rank's share (docs/design/0011-several-devices.md)."""
 
 from zse.kernels import whole_norm
+from zse.kernels.combine import expert_ranks
 from zse.kernels.gather import gather_rows
 from zse.plan.trace import Node, PlanError, Trace, Value
 from zse.tensor import Tensor
@@ -78,9 +79,24 @@ def own_rows(nodes: list[Node]) -> list[Node]:
     return found
 
 
-def own_stream(nodes: list[Node]) -> list[Node]:
+def shared_apart(nodes: list[Node]) -> list[Node]:
+    """Shared experts that every rank has whole: what they give is added to the stream by itself, not to the ranks' sums."""
+    for combine in [node for node in nodes if node.op == "combine" and len(node.inputs) > 2]:
+        pairs, routing, shared, *gate = combine.inputs
+        add = next((node for node in nodes if node.op == "add" and combine.output in node.inputs[1:]), None)
+        if gate or add is None or not add.output.is_stream:
+            raise PlanError(f"{combine}: a shared expert that is whole on all ranks is added to the stream as it is")
+        between = Value(shared.trace, shared.width, True)
+        first = Node("add", (add.inputs[0], shared), between, {}, {})
+        combine.inputs, add.inputs, at = (pairs, routing), (between, combine.output), nodes.index(add)
+        nodes = [*nodes[:at], first, *nodes[at:]]
+    return nodes
+
+
+def own_stream(nodes: list[Node], dispatches: bool) -> list[Node]:
     """Each rank has the stream of tokens of its own. What ranks compute parts of is computed of all tokens: from the norm before it, whose
-    rows go to all ranks, to the product, of whose sums each rank gets those of its rows."""
+    rows go to all ranks, to the product, of whose sums each rank gets those of its rows. dispatches: experts are whole; a router's logits go
+    to all ranks, rows to those that have one of its experts, and back from these."""
     shared: set[Node] = set()
     everywhere: dict[Value, Value] = {}
     made = [node.inputs[0].node for node in nodes if node.op == "all_reduce"]
@@ -92,7 +108,8 @@ def own_stream(nodes: list[Node]) -> list[Node]:
         for value in node.inputs:
             if value.is_stream:
                 raise PlanError(f"{node}: what ranks have parts of begins with a norm")
-            if value.node is not None and value.node.op == "norm" and value.node.inputs[0].is_stream:
+            is_norm = value.node is not None and value.node.op == "norm" and value.node.inputs[0].is_stream
+            if is_norm or (dispatches and node.op == "route"):
                 everywhere.setdefault(value, Value(value.trace, value.width))
             else:
                 made.append(value.node)
@@ -102,9 +119,14 @@ def own_stream(nodes: list[Node]) -> list[Node]:
             known = {each.inputs[0] for each in found if each.op == "spread_rows"}
             for value in node.inputs:
                 if value in everywhere and value not in known:
-                    found.append(Node("spread_rows", (value,), everywhere[value], {}, {}))
+                    routing = node.inputs[1:2] if dispatches and node.op == "experts" else ()
+                    found.append(Node("spread_rows", (value, *routing), everywhere[value], {}, {}))
             node.inputs = tuple(everywhere.get(value, value) for value in node.inputs)
-        found.append(Node("collect_sums", node.inputs, node.output, {}, {}) if node.op == "all_reduce" else node)
+        if node.op == "all_reduce":
+            maker = node.inputs[0].node
+            routing = maker.inputs[1:2] if dispatches and maker is not None and maker.op == "combine" else ()
+            node = Node("collect_sums", (*node.inputs, *routing), node.output, {}, {})
+        found.append(node)
     return found
 
 
@@ -120,6 +142,9 @@ class DividedTokens:
         self._ids = Tensor(device.alloc(4 * max_tokens, label="step"), (max_tokens, 1), "f32")  # i32, which are copied
         last = Tensor(self._rows.buffer, shape[1:], "f32", 4 * max_tokens * shape[1])
         device.write(last, bytes(4 * shape[1]))
+        # Of whole experts: a bit for each rank that has one of a token's.
+        self._moe, count = config.moe, max_tokens if config.moe is not None and config.moe.own[1] else 0
+        self._wanted = Tensor(device.alloc(4 * count, label="step"), (count,), "i32") if count else None
 
     def begin(self, run: "Any") -> None:
         """From now on what `run` records is of these; or what it records of attention."""
@@ -164,8 +189,12 @@ class DividedTokens:
         elif node.op == "whole_stream":
             self._end(run)
         else:
-            exchange = group.spread_rows if node.op == "spread_rows" else group.collect_sums
-            exchange(run.recorder, run.t[node.inputs[0]], out, own)
+            exchange, wanted = group.spread_rows if node.op == "spread_rows" else group.collect_sums, None
+            if len(node.inputs) > 1 and self._wanted is not None:
+                wanted, ids = self._wanted.with_rows(self._tokens), run.t[node.inputs[1]].ids
+                if node.op == "spread_rows":
+                    expert_ranks(run.recorder, ids, wanted, experts=self._moe.num_experts, ranks=group.size)
+            exchange(run.recorder, run.t[node.inputs[0]], out, own, wanted)
 
 
 class SharedHead:

@@ -21,8 +21,9 @@ Launchable (zse.plan.record has a launch for each):
     whole_norm      (sums, q, k, v)                q and k, in place, by the sums of all ranks
     own_rows        (stream) → this rank's tokens  whose attention it computes
     all_rows        (x) → all tokens               the others' are zeros
-    spread_rows     (x) → all ranks' rows          of ranks that have the stream of their own tokens
-    collect_sums    (x) → the sums of all ranks' x  at this rank's rows
+    spread_rows     (x[, routing]) → all ranks' rows  of ranks that have the stream of their own tokens; those that
+                                                   experts here are chosen for
+    collect_sums    (x[, routing]) → the sums of all ranks' x  at this rank's rows
     whole_stream    (stream) → that of all tokens
     send, receive   (x) → x                        to the next rank of a pipeline, from the one before
     adapt           (x, y[, y, y]) → A x           y += B (A x) of the row's adapter, of products that share an input
@@ -112,8 +113,10 @@ def fuse(
     """The part of a forward that was traced from the stream `start` to `end`. before: what the part before left. whole:
     this one leaves nothing."""
     nodes, carried = ranks.own_rows(trace.nodes) if trace.divides == "attention" else trace.nodes, None
+    dispatches = trace.partial and "shared_down" not in trace.partial
+    nodes = ranks.shared_apart(nodes) if dispatches else nodes
     nodes = ranks.all_reduce(nodes, trace.partial) if trace.partial else nodes
-    nodes = ranks.own_stream(nodes) if trace.divides == "stream" else nodes
+    nodes = ranks.own_stream(nodes, bool(dispatches)) if trace.divides == "stream" else nodes
     if before is not None:
         carried, x = Value(trace, before.delta.width), Value(trace, start.width, True)
         nodes = [Node("add", (x, carried), start, {}, before.options | {"carried": True}), *nodes]

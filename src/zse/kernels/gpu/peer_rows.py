@@ -6,7 +6,7 @@ found by their place in the step; a block has the same rows on all ranks, so wha
 
 from zse import kernel as zl
 from zse.kernels.gpu import peers
-from zse.kernels.gpu.all_reduce import load_eight, sent_as, small_sum, store_eight, wide, words_of
+from zse.kernels.gpu.all_reduce import load_eight, numbers_of, sent_as, store_eight, sum_of, wide, words_of
 from zse.kernels.gpu.peers import PeerParams
 
 SMALL_THREADS, LARGE_THREADS = 256, 512
@@ -18,30 +18,34 @@ TILES = 4  # of a thread, in flight at once
 
 class SpreadParams(PeerParams):
     """out [count, width]: row i is row place[i] of x on the rank owner[i]; of `count` rows those from `begin` on, `most` at most. width: in
-    words of 4 bytes, a multiple of 4."""
+    words of 4 bytes, a multiple of 4. wanted i32 [count], where `chooses`: a bit for each rank that wants a row; others do not get it."""
 
     x: zl.Ptr[zl.u32, "const"]
     out: zl.Ptr[zl.u32]
     owner: zl.Ptr[zl.i32, "const"]
     place: zl.Ptr[zl.i32, "const"]
+    wanted: zl.Ptr[zl.i32, "const"]
     count: zl.i32
     width: zl.i32
     begin: zl.i32
     most: zl.i32
+    chooses: zl.i32
 
 
 class CollectParams(PeerParams):
-    """out's row place[i] = the sum of all ranks' row i of x [count, width], where this rank is owner[i]; else as SpreadParams. M: what
-    parts are sent as. width is a multiple of 8."""
+    """out's row place[i] = the sum of all ranks' row i of x [count, width], where this rank is owner[i]; else as SpreadParams: `wanted` are
+    the ranks that have a part. M: what parts are sent as. width is a multiple of 8."""
 
     x: zl.Ptr[zl.f32, "const"]
     out: zl.Ptr[zl.f32]
     owner: zl.Ptr[zl.i32, "const"]
     place: zl.Ptr[zl.i32, "const"]
+    wanted: zl.Ptr[zl.i32, "const"]
     count: zl.i32
     width: zl.i32
     begin: zl.i32
     most: zl.i32
+    chooses: zl.i32
     M: zl.static
 
 
@@ -51,6 +55,20 @@ def put_words(words, to, number):
     tag = zl.u64(number) << 32
     for k in zl.static(range(0, len(words), 2)):
         zl.store_relaxed(to + k, zl.make_vector(zl.u64(words[k]) | tag, zl.u64(words[k + 1]) | tag))
+
+
+@zl.inline
+def wanted_by(row, p):
+    """A bit for each rank that exchanges this row with its owner."""
+    found = zl.u32(0xFFFFFFFF)
+    if p.chooses != 0:
+        found = zl.bitcast(zl.i32(p.wanted[row]), zl.u32)
+    return found
+
+
+@zl.inline
+def has_bit(bits, rank):
+    return (bits >> zl.u32(rank)) & 1 != 0
 
 
 @zl.inline
@@ -72,19 +90,32 @@ def spread_small(p):
     at = (zl.block_index(0) * zl.target.threads + zl.thread_index()) * 4
     if at < p.count * p.width:
         row = at // p.width
-        source = p.owner[row]
+        source, bits = p.owner[row], wanted_by(row, p)
         if source == p.rank:
             words = zl.load(p.x + (p.place[row] * p.width + (at - row * p.width)), 4)
             zl.store(p.out + at, words)
             for r, peer in zl.static(enumerate(peers.peers_of(p))):
-                if (r < p.size) & (r != p.rank):
+                if (r < p.size) & (r != p.rank) & has_bit(bits, r):
                     to = peer + (peers.small_slot(number, p.rank, p) + at)
                     put_words([words[k] for k in zl.static(range(4))], to, number)
-        else:
+        elif has_bit(bits, p.rank):
             found = peers.receive_small(4, [source], at, number, p)[0]
             zl.store(p.out + at, zl.make_vector(found[0], found[1], found[2], found[3]))
     greet(number, p)
     peers.end_small(number, p)
+
+
+@zl.inline
+def chosen_sum(own, at, bits, number, p):
+    """As small_sum, of this rank and those of `bits`."""
+    count = 4 if p.M is zl.f32 else 2
+    ranks = list(range(p.WORLD))
+    found = peers.receive_small(count, [zl.where(has_bit(bits, r), zl.i32(r), p.rank) for r in ranks], at, number, p)
+    parts = [own + 0.0 for _ in zl.static(range(p.WORLD))]
+    for r in zl.static(ranks):
+        if r != p.rank:
+            parts[r] = numbers_of(found[r], p.M)  # zeros where nothing came
+    return sum_of(parts, p)
 
 
 @zl.inline
@@ -94,13 +125,13 @@ def collect_small(p):
     at = (zl.block_index(0) * zl.target.threads + zl.thread_index()) * 4
     if at < p.count * p.width:
         row = at // p.width
-        owner = p.owner[row]
+        owner, bits = p.owner[row], wanted_by(row, p)
         word = at if p.M is zl.f32 else at // 2
         mine = sent_as(zl.load(p.x + at, 4), zl.f32, p.M)
         if owner == p.rank:
-            total = small_sum(wide(mine, p.M), word, number, p)
+            total = chosen_sum(wide(mine, p.M), word, bits, number, p)
             zl.store(p.out + (p.place[row] * p.width + (at - row * p.width)), total)
-        else:
+        elif has_bit(bits, p.rank):
             words = words_of(mine, p.M)
             for r, peer in zl.static(enumerate(peers.peers_of(p))):
                 if r == owner:
@@ -146,15 +177,16 @@ def spread_large(p):
                 row, column = tile_of(first + t * step, 4, p)
                 if p.owner[p.begin + row] == p.rank:
                     zl.store(p.out + (zl.i64(p.begin + row) * p.width + column), words[t])
+                    bits = wanted_by(p.begin + row, p)
                     for r, peer in zl.static(enumerate(peers.peers_of(p))):
-                        if (r < p.size) & (r != p.rank):
+                        if (r < p.size) & (r != p.rank) & has_bit(bits, r):
                             zl.store(zl.cast_ptr(peer + p.inbox, zl.u32) + (row * p.width + column), words[t])
     peers.meet(0, number, p)
     for first in range(zl.thread_index(), total, step * TILES):
         for t in zl.static(range(TILES)):
             if first + t * step < total:
                 row, column = tile_of(first + t * step, 4, p)
-                if p.owner[p.begin + row] != p.rank:
+                if (p.owner[p.begin + row] != p.rank) & has_bit(wanted_by(p.begin + row, p), p.rank):
                     words = zl.load(inbox + (row * p.width + column), 4)
                     zl.store(p.out + (zl.i64(p.begin + row) * p.width + column), words)
     peers.end_large(number, p)
@@ -175,7 +207,7 @@ def send_parts(first, total, p):
     for t in zl.static(range(TILES)):
         if first + t * step < total:
             row, column = tile_of(first + t * step, 8, p)
-            if p.owner[p.begin + row] != p.rank:
+            if (p.owner[p.begin + row] != p.rank) & has_bit(wanted_by(p.begin + row, p), p.rank):
                 loaded = load_eight(p.x + (zl.i64(p.begin + row) * p.width + column), zl.f32)
                 for i in zl.static(range(8)):
                     parts[t][i] = loaded[i]
@@ -183,8 +215,9 @@ def send_parts(first, total, p):
         if first + t * step < total:
             row, column = tile_of(first + t * step, 8, p)
             owner = p.owner[p.begin + row]
+            is_part = has_bit(wanted_by(p.begin + row, p), p.rank)
             for r, peer in zl.static(enumerate(peers.peers_of(p))):
-                if (r == owner) & (r != p.rank):
+                if (r == owner) & (r != p.rank) & is_part:
                     to = zl.cast_ptr(peer + p.inbox, p.M) + box_place(p.rank, owner, row, column, p)
                     store_eight(to, parts[t], p.M)
 
@@ -192,9 +225,9 @@ def send_parts(first, total, p):
 @zl.inline
 def add_parts(row, column, p):
     """The sums of eight numbers of a row of this rank's."""
-    total = [zl.f32(0) for _ in zl.static(range(8))]
+    total, bits = [zl.f32(0) for _ in zl.static(range(8))], wanted_by(p.begin + row, p)
     for r in zl.static(range(p.WORLD)):
-        if r < p.size:
+        if (r < p.size) & ((r == p.rank) | has_bit(bits, r)):
             part = load_eight(p.x + (zl.i64(p.begin + row) * p.width + column), zl.f32)
             if p.M is not zl.f32:
                 part = [wide(zl.convert(part[i], p.M), p.M) for i in zl.static(range(8))]
@@ -203,7 +236,7 @@ def add_parts(row, column, p):
                 for i in zl.static(range(8)):
                     part[i] = came[i]
             for i in zl.static(range(8)):
-                total[i] = part[i] if r == 0 else total[i] + part[i]
+                total[i] = total[i] + part[i]
     place = zl.i64(p.place[p.begin + row])
     store_eight(p.out + (place * p.width + column), total, zl.f32)
 

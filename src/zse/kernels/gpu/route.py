@@ -1,7 +1,7 @@
 """Routing on a GPU (zse.kernels.route says what is computed): a warp chooses for a token, one block sorts all pairs."""
 
 from zse import kernel as zl
-from zse.kernels.combine import CHUNKS, OWN_THREADS, ExpertSums, OwnExperts, keep_own
+from zse.kernels.combine import CHUNKS, OWN_THREADS, ExpertRanks, ExpertSums, OwnExperts, find_ranks, keep_own
 from zse.kernels.gpu import router
 from zse.kernels.route import LEAST, ROUTER_ROWS, ROUTERS, PairSorting, RouteParams, probabilities
 from zse.tensor import GATINGS, MAX_EXPERT_GROUPS, MAX_EXPERTS
@@ -345,6 +345,19 @@ def own_experts_gpu(p: OwnExperts):
     zl.grid_wait()
     threads = zl.target.threads
     keep_own(p, zl.block_index(0) * threads + zl.thread_index(), zl.num_blocks(0) * threads)
+
+
+@zl.kernel
+def expert_ranks_gpu(p: ExpertRanks):
+    """Grid (blocks of tokens)."""
+    zl.grid_launch_dependents()
+    zl.grid_wait()
+    threads = zl.target.threads
+    find_ranks(p, zl.block_index(0) * threads + zl.thread_index(), zl.num_blocks(0) * threads)
+
+
+def ranks_variants(target) -> list[zl.Variant]:
+    return [zl.Variant("expert_ranks", expert_ranks_gpu, threads=OWN_THREADS)]
 
 
 def own_variants(target) -> list[zl.Variant]:

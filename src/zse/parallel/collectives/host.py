@@ -39,8 +39,8 @@ PARAMS = {
     "reduce": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["count", "i64"], ["type", "i64"]],
     "gather": [["group", "ptr"], ["x", "ptr"], ["out", "ptr"], ["rows", "i64"], ["widths", "ptr"]],
     "broadcast": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
-    "spread": [*SOURCES, ["place", "ptr"], ["own", "i64"]],
-    "collect": [*SOURCES, ["place", "ptr"], ["rows", "ptr"], ["own", "i64"]],
+    "spread": [*SOURCES, ["place", "ptr"], ["own", "i64"], ["wanted", "ptr"]],
+    "collect": [*SOURCES, ["place", "ptr"], ["own", "i64"], ["wanted", "ptr"], ["rows", "ptr"]],
     "send": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
     "receive": [["group", "ptr"], ["x", "ptr"], ["nbytes", "i64"]],
 }
@@ -138,19 +138,23 @@ class HostCollectives:
         args = Args(group=self.handle, x=x, nbytes=nbytes)
         self._record(recorder, "broadcast", args, most_of(nbytes, recorder.maxima))
 
-    def spread_rows(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+    def spread_rows(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows", wanted: "Tensor | None" = None
+    ) -> None:
         """As RankGroup's, of one host."""
         check_spread(x, out, own)
         count, nbytes = out.shape[0], product(x.shape[1:]) * ITEM_BYTES[x.dtype]
-        places = dict(x=x, out=out, place=own.place, own=x.shape[0])
+        places = dict(x=x, out=out, place=own.place, own=x.shape[0], wanted=wanted)
         args = Args(group=self.handle, count=count, width=nbytes, **places)
         self._record(recorder, "spread", args, most_of(count, recorder.maxima) * nbytes)
 
-    def collect_sums(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+    def collect_sums(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows", wanted: "Tensor | None" = None
+    ) -> None:
         """As RankGroup's, of one host."""
         check_collect(x, out, own)
         count, width = x.shape
-        places = dict(x=x, out=out, place=own.place, rows=own.rows, own=out.shape[0])
+        places = dict(x=x, out=out, place=own.place, own=out.shape[0], wanted=wanted, rows=own.rows)
         args = Args(group=self.handle, count=count, width=width, **places)
         self._record(recorder, "collect", args, most_of(count, recorder.maxima) * 4 * width)
 

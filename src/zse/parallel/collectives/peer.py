@@ -180,15 +180,20 @@ class PeerCollectives:
         blocks = max(1, min(LARGE_BLOCKS, largest // (4 * LARGE_THREADS)))
         self._launch(recorder, f"broadcast_peers_{self._world}", self._common() | dict(x=x, count=count), blocks)
 
-    def spread_rows(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+    def spread_rows(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows", wanted: "Tensor | None" = None
+    ) -> None:
         """As RankGroup's: rows of whole 16 bytes."""
         host.check_spread(x, out, own)
         nbytes = product(x.shape[1:]) * ITEM_BYTES[x.dtype]
         if nbytes % 16:
             raise ValueError(f"spread_rows of {x.dtype} {x.shape}: rows of whole 16 bytes")
-        self._exchange_rows(recorder, "spread_rows", "", nbytes // 4, BOX_BYTES // nbytes, x, out, own, out.shape[0])
+        places = self._row_args(x, out, own, out.shape[0], wanted)
+        self._exchange_rows(recorder, "spread_rows", "", nbytes // 4, BOX_BYTES // nbytes, places)
 
-    def collect_sums(self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows") -> None:
+    def collect_sums(
+        self, recorder: "Recorder", x: "Tensor", out: "Tensor", own: "OwnRows", wanted: "Tensor | None" = None
+    ) -> None:
         """As RankGroup's: rows of a multiple of 8 numbers. What is too large to go one way as f32 is sent as bf16, but with `exact`."""
         host.check_collect(x, out, own)
         width = product(x.shape[1:])
@@ -197,23 +202,19 @@ class PeerCollectives:
         is_small = 4 * width * most_of(x.shape[0], recorder.maxima) <= self._small_rows_bytes
         form, nbytes = ("_f32", 4 * width) if is_small or self._sent == "f32" else ("_half", 2 * width)
         most = BOX_BYTES // (nbytes * max(1, self._group.size - 1))
-        self._exchange_rows(recorder, "collect_sums", form, width, most, x, out, own, x.shape[0])
+        places = self._row_args(x, out, own, x.shape[0], wanted)
+        self._exchange_rows(recorder, "collect_sums", form, width, most, places)
+
+    def _row_args(self, x: "Tensor", out: "Tensor", own: "OwnRows", count: "Size", wanted: "Tensor | None") -> "dict":
+        places = dict(x=x, out=out, owner=own.owner, place=own.place, count=count)
+        return self._common() | places | dict(wanted=wanted, chooses=int(wanted is not None))
 
     def _exchange_rows(
-        self,
-        recorder: "Recorder",
-        name: str,
-        form: str,
-        width: int,
-        most: int,
-        x: "Tensor",
-        out: "Tensor",
-        own: "OwnRows",
-        count: "Size",
+        self, recorder: "Recorder", name: str, form: str, width: int, most: int, args: "dict[str, Any]"
     ) -> None:
         """width: words or numbers of a row; most: rows that the inbox has room for."""
+        count, args = args["count"], args | {"width": width}
         rows = most_of(count, recorder.maxima)
-        args = self._common() | dict(x=x, out=out, owner=own.owner, place=own.place, count=count, width=width)
         if rows * width * (2 if form == "_half" else 4) <= self._small_rows_bytes:
             numbers = count * width
             blocks = self._small_blocks(numbers) if isinstance(numbers, Sym) else ceil_div(numbers, 4 * SMALL_THREADS)

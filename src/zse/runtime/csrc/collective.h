@@ -76,8 +76,9 @@ ZSE_GROUP_KERNEL(broadcast_publish) ZSE_GROUP_KERNEL(broadcast_combine) ZSE_GROU
 ZSE_GROUP_KERNEL(send) ZSE_GROUP_KERNEL(receive)
 /* Of ranks of one host that have rows of their own each (collective_rows.c). place i32 [count]: of each of the step's rows where it
  * stands among this rank's, no less than `own` for others'; rows i32 [own]: which of the step's this rank's are.
- * spread: group, from [own, width], to [count, width], count, width (bytes), place, own: everybody's rows where they belong.
- * collect: group, from f32 [count, width], to f32 [own, width], count, width (numbers), place, rows, own: the sums of this rank's. */
+ * spread: group, from [own, width], to [count, width], count, width (bytes), place, own, wanted: everybody's rows where they belong.
+ * collect: group, from f32 [count, width], to f32 [own, width], count, width (numbers), place, own, wanted, rows: the sums of this rank's.
+ * wanted: NULL, or i32 [count]: a bit for each rank that wants a row, and has a part of its sum. */
 ZSE_GROUP_KERNEL(spread_publish) ZSE_GROUP_KERNEL(spread_combine) ZSE_GROUP_KERNEL(spread_finish)
 ZSE_GROUP_KERNEL(collect_publish) ZSE_GROUP_KERNEL(collect_combine) ZSE_GROUP_KERNEL(collect_finish)
 ZSE_GROUP_KERNEL(reduce_exchange) ZSE_GROUP_KERNEL(gather_exchange) ZSE_GROUP_KERNEL(broadcast_exchange)
