@@ -84,7 +84,7 @@ def test_every_e4m3_is_read_exactly(isa, count):
 def splits(tokens: int, kv_heads: int, context: int, threads: int, most: int, runs: int = 0) -> int:
     """What a planner of such a model says of a step."""
     config, device = SimpleNamespace(num_kv_heads=kv_heads), SimpleNamespace(threads=threads)
-    planner = SimpleNamespace(config=config, device=device, traits=SimpleNamespace(split_tokens=most))
+    planner = SimpleNamespace(config=config, device=device, traits=SimpleNamespace(split_tokens=most), _attending=None)
     return Planner.symbols(planner, tokens, tokens, context, runs=runs)["splits"]
 
 

@@ -16,10 +16,12 @@ from zse.cache.layout import KVCache
 from zse.formats.convert import convert
 from zse.kernel import cache
 from zse.kernels import chain, mixture_chain
+from zse.kernels.gpu.attention_plan import CHUNK, HEADER
 from zse.models.load import load_model, plan_model
 from zse.models.registry import forward_of
 from zse.plan import chains
 from zse.plan.record import Planner, StepBuffers
+from zse.quant.pack import f32_to_bf16
 from zse.runtime.null import NullGPU
 from zse_emulator import EmulateDevice
 
@@ -32,11 +34,19 @@ CHAIN, MIXTURE = "chain_int4_g128", "mixture_chain_int4_g128"
 
 
 @pytest.mark.parametrize(
-    ("family", "changes", "symbol", "products"),
-    [("wide", WIDE, CHAIN, (13, 5)), ("qwen3_moe", MIXED, MIXTURE, (13, 5))],
+    ("family", "changes", "symbol", "products", "begin"),
+    [
+        ("wide", WIDE, CHAIN, (13, 5), 0),
+        ("wide", WIDE | dict(num_attention_heads=8, head_dim=128), CHAIN, (13, 5), 253),
+        ("qwen3_moe", MIXED, MIXTURE, (13, 5), 0),
+        ("qwen3_moe", MIXED | dict(head_dim=128), MIXTURE, (13, 5), 253),
+    ],
 )
-def test_steps_equal_those_of_single_launches(family, changes, symbol, products, kept_kernels, monkeypatch, tmp_path):
-    """Tokens one after another: what a step leaves for the next one to clear is cleared, in both ways that a step may end."""
+def test_steps_equal_those_of_single_launches(
+    family, changes, symbol, products, begin, kept_kernels, monkeypatch, tmp_path
+):
+    """Tokens one after another: what a step leaves for the next one to clear is cleared, in both ways that a step may end.
+    begin: tokens before them. Behind 256 attention is in two tasks, which heads of 128 leave to the launch behind it."""
     tinies = tiny_families if family in tiny_families.CONFIGS else tiny
     monkeypatch.setitem(tinies.CONFIGS, family, tinies.CONFIGS[family] | changes | dict(num_hidden_layers=3))
     name, ids = str(tmp_path / "int4.zse"), tiny.random_tokens(family)[:7]
@@ -47,14 +57,26 @@ def test_steps_equal_those_of_single_launches(family, changes, symbol, products,
         monkeypatch.setattr(chains, "LEAST_MIXED", least)
         device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
         model, _ = load_emulated(device, name)
-        session = Session(device, model, rows=1, max_tokens=8, context=32)
+        session = Session(device, model, rows=1, max_tokens=8, context=32 + begin)
+        session.lengths = [begin]
+        rng = np.random.default_rng(1)
+        for pages in (*session.kv.keys, *session.kv.values) if begin else ():
+            stored = f32_to_bf16(rng.standard_normal(pages.shape, np.float32))
+            device.write(pages, stored.tobytes())
         steps = [session.step([(0, ids[:4])])]
         for at in range(4, 7):
             steps.append(session.step([(0, ids[at : at + 1])], wanted=None if at % 2 else [0]))
         found[least] = np.concatenate(steps)
         recorder = device.record()
         session.decoder.record(recorder, max_tokens=1, longest_run=1)
-        symbols = [launch.symbol for launch in recorder.finish().launches]
+        launches = recorder.finish().launches
+        kept = [each.args["keeps_records"] for each in launches if each.symbol.startswith("attention_heads")]
+        assert kept == ([0, 0, 0] if least or not begin else [1, 1, 0])
+        if begin:
+            plan = session.decoder.attention_scratch[2, 128].plans[0]
+            tasks = np.frombuffer(device.read(plan), np.int32)[HEADER + 7] & 4095
+            assert tasks == 2
+        symbols = [launch.symbol for launch in launches]
         assert symbols.count(symbol) == (0 if least else 2)
         assert sum(each.startswith("matmul") for each in symbols) == products[not least], symbols
     alone, together = found.values()
@@ -157,6 +179,15 @@ def test_mixtures_that_have_one(changes, schemes, options, count, monkeypatch):
     config = tiny_families.CONFIGS["qwen3_moe"] | dict(vocab_size=512, num_hidden_layers=5) | MIXED | changes
     found = recorded(config, schemes, **options)
     assert sum(symbol.startswith(MIXTURE) for symbol in found) == count
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "context", "blocks"),
+    [(4, 1, 32), (4, 8 * CHUNK, 32), (4, 8 * CHUNK + 1, 64), (8, 2048, 64), (4, 8192, 128), (4, 8193, 132), (2, 0, 32)],
+)
+def test_blocks_of_attention_are_as_many_as_its_tasks(kv_heads, context, blocks):
+    planner = SimpleNamespace(config=SimpleNamespace(num_kv_heads=kv_heads), device=SimpleNamespace(num_sms=132))
+    assert chains.attending(planner, context) == blocks
 
 
 def test_small_layers_have_none():

@@ -8,6 +8,15 @@ from zse.kernels.op import Case, Cost, Op, cases_of, check, later, require
 from zse.tensor import Tensor
 
 GATES = ("silu", "gelu_tanh")
+CHUNK, MOST_HEADS = 128, 32  # dimensions and number of heads of attention whose records are merged
+
+
+class Records(NamedTuple):
+    """What tasks of attention leave, and its plan (zse.kernels.gpu.attention_plan.AttentionScratch)."""
+
+    records: Tensor
+    totals: Tensor
+    plan: Tensor
 
 
 class Signals(NamedTuple):
@@ -70,11 +79,31 @@ def signals_for(device, hidden: int, inner: int, number: int, count: int) -> Sig
     return turn(signals_of(device, hidden, inner), number, count)
 
 
+def check_records(records: Records | None, columns: int) -> None:
+    """Those of attention whose heads are `columns` wide together."""
+    if records is not None:
+        check("chain records", records.records, "f32", None, columns // CHUNK, CHUNK)
+        check("chain totals", records.totals, "f32", None, columns // CHUNK, 2)
+        check("chain plan", records.plan, "i32", None)
+
+
 def chain(
-    recorder, x, attended, weights, norms, out, signals: Signals, bias=None, *, eps: float, gate: str = "silu"
+    recorder,
+    x,
+    attended,
+    weights,
+    norms,
+    out,
+    signals: Signals,
+    bias=None,
+    records: Records | None = None,
+    *,
+    eps: float,
+    gate: str = "silu",
 ) -> None:
     """x f32 [1, H] += o of attended bf16 [1, A]; += down of act(gate) * up of its RMSNorm times norms[0]; out f32 [1, N] = q, k
-    and v of its RMSNorm times norms[1], + bias f32 [N]. weights: as takes() wants them; norms: f32 [H] each."""
+    and v of its RMSNorm times norms[1], + bias f32 [N]. weights: as takes() wants them; norms: f32 [H] each. records: of
+    attention with heads of 128 that has left `attended` to this launch where its tasks are several."""
     require(takes(recorder.device, weights), f"chain: {', '.join(f'{w.scheme} {w.shape}' for w in weights)}")
     require(gate in GATES, f"chain: gate {gate!r}; supported: {', '.join(GATES)}")
     o, _, down, qkv = weights
@@ -90,7 +119,8 @@ def chain(
     check("chain act", signals.act, "u32", inner // 2)
     for name in ("after", "stale"):
         check(f"chain {name}", getattr(signals, name), "f32", gpu.chain_parts.SPLIT, hidden)
-    gpu.chain.launch(recorder, x, attended, weights, norms, out, signals, bias, eps, gate)
+    check_records(records, columns)
+    gpu.chain.launch(recorder, x, attended, weights, norms, out, signals, bias, eps, gate, records)
 
 
 def _cost(case: Case) -> Cost:

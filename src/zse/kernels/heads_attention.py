@@ -50,12 +50,15 @@ def heads_attention(
     eps: float = 0.0,
     sinks=None,
     scratch=None,
+    keeps_records: bool = False,
+    blocks: Any = None,
 ) -> None:
     """Writes the K and V of M tokens, of a row each, into their pages, and their attention into out bf16 [M, Hq * D].
 
     qkv, q_norm, k_norm, table, k_pages, v_pages, page_table, token_row, positions, eps: as qkv_post() takes them, pages
     bf16, D 64 or 128, all of it turned, norms of each head or none, Hq / Hk at most 8. scale, window, softcap, sinks,
-    scratch: as attention() on a GPU takes them (gpu/attention.py), with longest_run 1."""
+    scratch: as attention() on a GPU takes them (gpu/attention.py), with longest_run 1. keeps_records: what a row's tasks,
+    where they are several, leave in the scratch is not merged into out. blocks: of the grid, a number or symbol (None: as of the scratch)."""
     kv_heads, head_dim = v_pages.shape[1], head_dim_of(v_pages)
     tokens, width = out.shape
     require(table is not None, "heads_attention: heads are turned")
@@ -68,7 +71,7 @@ def heads_attention(
     check("heads_attention table", table, "f32", tokens, head_dim)
     q, k, v, strides = sources(qkv, tokens, width, kv_heads * head_dim)
     made_of = Args(q=q, k=k, v=v, **dict(zip(("q_stride", "k_stride", "v_stride"), strides, strict=True)))
-    made_of |= dict(q_norm=q_norm, k_norm=k_norm, table=table, eps=float(eps))
+    made_of |= dict(q_norm=q_norm, k_norm=k_norm, table=table, eps=float(eps), keeps_records=int(keeps_records))
     record, symbol_of, _, _ = _kernels()
     record(
         recorder,
@@ -85,7 +88,7 @@ def heads_attention(
         scratch,
         longest_run=1,
         sinks=sinks,
-        heads=(made_of, symbol_of(head_dim, "plain" if q_norm is None else "norm")),
+        heads=(made_of, symbol_of(head_dim, "plain" if q_norm is None else "norm"), blocks),
     )
 
 

@@ -4,7 +4,7 @@
 from typing import Any, NamedTuple
 
 from zse.kernels import gpu
-from zse.kernels.chain import GATES, int4_of
+from zse.kernels.chain import GATES, Records, check_records, int4_of
 from zse.kernels.op import Case, Cost, Op, cases_of, check, later, require
 from zse.kernels.route import DEFAULTS, chooses_one
 from zse.tensor import Tensor
@@ -62,13 +62,14 @@ def mixture_chain(
     chosen: int,
     bias=None,
     select=None,
+    records: Records | None = None,
     norm_eps: float,
     gate: str = "silu",
     **options: Any,
 ) -> None:
     """x f32 [1, H] += o of attended bf16 [1, A]; += what zse.kernels.one_token makes of it with norms[0]; out f32 [1, N] = q, k and
     v of its RMSNorm times norms[1], + bias f32 [N]. weights: as takes() wants them; router: (weight [E, H], bias f32 [E] or None);
-    norms: f32 [H] each; select f32 [E]; options: of zse.kernels.route.DEFAULTS."""
+    norms: f32 [H] each; select f32 [E]; records: as of chain(); options: of zse.kernels.route.DEFAULTS."""
     options = DEFAULTS | options
     weight, router_bias = router
     o, _, down, qkv = weights
@@ -89,9 +90,12 @@ def mixture_chain(
     for name, length in sizes.items():
         dtype = "u32" if name == "act" else "f32"
         check(f"mixture_chain {name}", getattr(signals, name), dtype, gpu.mixture_parts.REPLICAS, length)
+    check_records(records, columns)
     logits = signals.logit.with_rows(1)
     choice = gpu.router.choice_args(logits, select, chosen, options)
-    gpu.mixture_chain.launch(recorder, x, attended, weights, router, norms, out, signals, bias, norm_eps, gate, choice)
+    gpu.mixture_chain.launch(
+        recorder, x, attended, weights, router, norms, out, signals, bias, norm_eps, gate, choice, records
+    )
 
 
 def _cost(case: Case) -> Cost:

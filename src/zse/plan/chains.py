@@ -3,7 +3,7 @@ zse.kernels.mixture_chain)."""
 
 from typing import Any, NamedTuple
 
-from zse.kernels.chain import GATES, chain, signals_of, takes, turn
+from zse.kernels.chain import CHUNK, GATES, MOST_HEADS, Records, chain, signals_of, takes, turn
 from zse.kernels.mixture_chain import mixture_chain
 from zse.kernels.mixture_chain import signals_of as mixture_signals_of
 from zse.kernels.mixture_chain import takes as mixture_takes
@@ -21,6 +21,17 @@ LEAST = 2  # launches of a step: their memory is theirs by turns
 # a layer, alone): 47 million 18.8 by six launches, 19.5 by this one; 77 million 22.9 and 22.2; 269 million 40.9 and 36.8.
 LEAST_NUMBERS = 64 << 20
 LEAST_MIXED = 48 << 20  # of the numbers of a mixture's layer that a token needs
+
+
+ATTENDING = 32  # blocks of attention are a multiple of it: a graph is captured for each number of them
+ATTENDED = 256  # keys of a task of attention, at least
+
+
+def attending(planner: "Planner", context: int) -> int:
+    """Of a step of one token, the symbol "attending": blocks of the attention in front of such a launch, whose own blocks
+    start 2 us behind the last one of these. context: tokens of the sequence."""
+    tasks = planner.config.num_kv_heads * max(-(-context // ATTENDED), 1)
+    return min(-(-tasks // ATTENDING) * ATTENDING, planner.device.num_sms)
 
 
 class Chained(NamedTuple):
@@ -45,6 +56,7 @@ class Chains:
 
     def __init__(self, parts: list[Part], of: dict[int, Chained]):
         self.of, self._parts = of, parts
+        self._kept: dict[int, Records] = {}  # by layer
         self._kinds = {
             kind: [layer for layer in of if of[layer].kind == kind] for kind in {c.kind for c in of.values()}
         }
@@ -61,6 +73,21 @@ class Chains:
             self._record(run, mine)
         return True
 
+    def attending(self, run: "Run", attend: Node) -> dict[str, Any]:
+        """What attention that makes its own heads is told where such a launch stands behind it: its grid, for the launch
+        starts when all of attention's blocks have; and that its tasks' records are merged there."""
+        mine, planner, layer = self.of.get(run.layer), run.planner, run.layer
+        if mine is None:
+            return {}
+        head_dim, heads = planner.config.head_dim_of(layer), planner.config.num_heads
+        keeps = head_dim == CHUNK and heads <= MOST_HEADS and not attend.weights
+        if keeps:
+            scratch = run.scratch[planner.kv.values[layer].shape[1], head_dim]
+            self._kept[layer] = Records(scratch.records, scratch.totals, scratch.plans[attend.options["window"]])
+        # A mixture's launch asks for weights at once, for which attention would wait (0.7 % of a step, an H200).
+        blocks = None if mine.mixture else run.recorder.symbol("attending", planner.device.num_sms)
+        return dict(blocks=blocks, keeps_records=keeps)
+
     def _record(self, run: "Run", found: Chained) -> None:
         planner, layer, (o, norm, *_) = run.planner, run.layer, found.own
         next_norm, next_qkv = found.following
@@ -73,7 +100,9 @@ class Chains:
         before = run.t[o.inputs[1]].with_rows(1), run.t[o.inputs[0]].with_rows(1), found.weights(planner, layer)
         behind = norms, tensors[next_qkv.output].with_rows(1), _signals(planner, found.kind)
         signals = turn(behind[2], launches.index(layer), len(launches))
-        more: dict[str, Any] = dict(bias=None if bias is None else vectors[following + bias])
+        more: dict[str, Any] = dict(
+            bias=None if bias is None else vectors[following + bias], records=self._kept.get(layer)
+        )
         eps = norm.options.get("eps", planner.config.norm_eps)
         if found.mixture is None:
             gate = found.own[2].options["activation"]

@@ -298,6 +298,8 @@ def _attend(run: "Run", node: Node) -> None:
         return
     sources = tuple(run.t[value] for value in heads.inputs)
     del work["longest_run"]
+    if run.chains is not None:
+        work |= run.chains.attending(run, node)
     maker(
         run.recorder,
         sources if len(sources) > 1 else sources[0],

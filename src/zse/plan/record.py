@@ -1,8 +1,7 @@
 """Records the launches of a model's steps over a flat batch of tokens.
 
-A batch is [tokens, hidden_size]: prompts, chunks of prompts and single decoded tokens of several sequences stand one after
-another; what differs between them is in StepBuffers. The number of tokens and of rows with logits are symbols, so that one
-recording serves every batch up to its size."""
+A batch is [tokens, hidden_size]: prompts, chunks of prompts, single decoded tokens of several sequences; what differs between
+them is in StepBuffers. Numbers of tokens and of rows with logits are symbols: one recording serves every batch up to its size."""
 
 from array import array
 from collections.abc import Callable
@@ -103,7 +102,8 @@ class Planner:
         self.kept: Any = None  # zse.plan.kept.KeptStreams, where something drafts with streams between layers
         self._head = None if group is None else ranks.head_of(device, group, model, self.max_lines)
         self.divided: Any = buffers.own and ranks.divided_of(device, group, buffers, self.config, whole_stream)
-        self._chains_of = chains.chains_of if device.arch == 90 else None  # asked once: a lazy name costs 2 us
+        asked: Any = (chains.chains_of, chains.attending) if device.arch == 90 else (None, None)
+        self._chains_of, self._attending = asked  # once: a lazy name costs 2 us
         self._trace = lambda adapted=None: trace_forward(forward, model, device, adapted, self.divided)
         found = self._trace()
         self._begin, self._again, self._layers, self._ends, self._finish, self._ropes, self._hops, _ = found
@@ -201,12 +201,13 @@ class Planner:
         """The symbols of one run, of which a graph has some (Graph.symbols). context: tokens of the longest sequence, this step's
         included. runs: of one sequence's tokens each, as in StepBuffers.run_start of a model with a state; 0: as many as tokens. "own" each
         rank says itself. splits: one block a segment of keys while heads x tokens do not fill the threads evenly, else 1; results do
-        not depend on it."""
+        not depend on it. attending: as of zse.plan.chains."""
         segments, threads = -(-context // SEGMENT), self.device.threads
         # Of neighbours the first one's block does all the work, and a thread takes all of its heads: of 12 tokens 1.36 times its share.
         is_uneven = 0 < runs < tokens and segments >= 4 * threads or tokens * self.config.num_kv_heads < 4 * threads
         splits = segments if tokens <= self.traits.split_tokens and is_uneven else 1
-        return {"tokens": tokens, "rows": rows, "runs": runs, "splits": splits, "own": tokens}
+        attending = 0 if self._attending is None else self._attending(self, context)
+        return {"tokens": tokens, "rows": rows, "runs": runs, "splits": splits, "own": tokens, "attending": attending}
 
     def _record_layers(
         self,
@@ -241,8 +242,7 @@ class Planner:
         if host_layers is not None:
             host_layers.begin(recorder)
         run.share_attention(longest_run, None if images is None else images.sees)
-        room = self._room(max_tokens, self.max_tokens)
-        run.images, run.taken = images, taken
+        room, run.images, run.taken = self._room(max_tokens, self.max_tokens), images, taken
         begin = self._begin if taken is None or not taken.again or self._again is None else self._again
         run.play(begin, self._place(begin, room), "", run.tokens)
         self._record_ropes(run, images)

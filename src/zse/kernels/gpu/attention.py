@@ -1,5 +1,7 @@
 """The launches of attention on a GPU: which kernels a recording needs, and their arguments."""
 
+from typing import Any
+
 from zse.errors import UnsupportedError
 from zse.kernel import Variant
 from zse.kernels.gpu import attention_mma, attention_packed, attention_simple
@@ -73,7 +75,7 @@ def record_attention(
     ahead: int = 0,
     sinks=None,
     sees=None,
-    heads: tuple[Args, str] | None = None,
+    heads: tuple[Args, str, Any] | None = None,
 ) -> None:
     """attention() on a GPU; what is not said here is said there. q, out bf16; both pages [P, Hk, 16, D], bf16 or f16,
     or packed i8 or e4m3; D 64, 96, 128 or 256, with pages in 16 bits 512, of encoders 32; Hq / Hk at most 128.
@@ -81,7 +83,7 @@ def record_attention(
     scratch: by KV heads and head_dim the AttentionScratch that plan_attention() has filled in this recording with the
     same longest_run (None: made and filled here, for tests), with `sees` one whose max_run is 0; longest_run: the most
     tokens of one row in any run of the recording (None: unknown). ahead: of an encoder, whose scratch is not causal and
-    says what is seen. heads: instead of q what the kernel of that symbol makes it of (zse.kernels.heads_attention)."""
+    says what is seen. heads: instead of q what the kernel of that symbol makes it of, and its grid (zse.kernels.heads_attention)."""
     device = recorder.device
     dims = head_dims(k_pages.dtype)
     if ahead:
@@ -151,8 +153,8 @@ def _record_decode(recorder, common, paged, found: planning.AttentionScratch, lo
         by_group=reciprocal31(part),
         fresh_before=0 if longest_run == 1 else MAX_RUN - 1,
     )
-    of_heads, symbol = made or ({}, decode_symbol(kv, head_dim, parts))
-    recorder.launch(symbol, Args(**args | of_heads), found.blocks)
+    of_heads, symbol, blocks = made or ({}, decode_symbol(kv, head_dim, parts), None)
+    recorder.launch(symbol, Args(**args | of_heads), found.blocks if blocks is None else blocks)
 
 
 def _record_prompts(recorder, common, paged, group: int, head_dim: int, blocks: int) -> None:

@@ -99,7 +99,8 @@ class DecodeParams(TasksParams):
 
 class HeadsParams(TasksParams):
     """The parameters of attention_heads: what it makes queries, keys and values of, as qkv_post takes it, and the pages that
-    it writes. table f32 [tokens, D]: all of a head is turned. NORM: "plain" or "norm"."""
+    it writes. table f32 [tokens, D]: all of a head is turned. keeps_records: of a tile in parts, which the next launch
+    merges. NORM: "plain" or "norm"."""
 
     k_pages: zl.Ptr[zl.u8]
     v_pages: zl.Ptr[zl.u8]
@@ -113,6 +114,7 @@ class HeadsParams(TasksParams):
     k_norm: zl.Ptr[zl.f32, "const"]
     table: zl.Ptr[zl.f32, "const"]
     eps: zl.f32
+    keeps_records: zl.i32
     NORM: zl.static
 
 
@@ -415,6 +417,8 @@ def attend_tasks(p):
         attend_task(state, slot, item, queries, coming, work + step, (segment, result), head, fresh, p)
         leave_results(result, item, head, p)
         parts = item[7] & 4095
+        if p.heads is not None:
+            parts = parts if p.heads.keeps_records == 0 else zl.i32(1)
         if parts > 1:
             zl.barrier()
             if zl.thread_index() == 0:

@@ -5,7 +5,8 @@ A launch costs 2.5 us above its bytes, and memory rests in most of that. Here a 
 filling across the four products. One warp copies; at most FLIGHT stages are on their way at a time, for what is asked of
 memory stands in front of the activations that a block waits for (without a limit 40.6 us of a layer instead of 37.4, an
 H200), and fewer of the first ones. Loops over products are not unrolled, and what needs a division is known before
-attention is done: a launch runs its code once. 16 warps multiply as matmul_few does; one adds up their sums of a unit of 32 rows, so that they never wait.
+attention is done: a launch runs its code once. Attention's tasks leave their records to be merged here, and its grid is
+only as large as they are many, since this launch's blocks start 2 us behind the last of its. 16 warps multiply as matmul_few does; one adds up their sums of a unit of 32 rows, so that they never wait.
 
 Blocks tell each other numbers that are their own flags: `mid`, `act` and `after` hold zeros, a number is stored as bits
 that are not zero (+0 as -0), who needs it waits until it is there. No counters, no fences. All blocks wait for all
@@ -82,13 +83,15 @@ def consume(p):
     place = tiles.kept(p.lane // 4 % 2 * 64 + p.lane % 4 * 16)
     ahead = p.warp // parts.PER_STAGE
     state, buffer = [ahead + 0, zl.i32(0)], [zl.i32(0), zl.i32(0)]
+    tasks = parts.tasks_of(p)
     zl.grid_wait()
+    attended = parts.hear_attended(tasks, p)
     for product in zl.unroll(range(4), 1):
         share = parts.kept_share(product, p)
         columns = p.columns + product % 2 * (parts.MOST_CHUNKS * 256)
         facts = p.facts + product % 2 * (parts.MOST_CHUNKS * 2)
         if share.units > 0 or product == parts.QKV:
-            square = zl.warp_sum(parts.prepare(product, share, norms, columns, facts, p))
+            square = zl.warp_sum(parts.prepare(product, share, attended, norms, columns, facts, p))
             if product % 2 == 1 and p.lane == 0:
                 p.squares[product // 2 * parts.WARPS + p.warp] = square
         if product == parts.DOWN:
@@ -184,7 +187,7 @@ def add_up(p):
             squares = zl.f32(0)
             for n in zl.static(range(parts.WARPS)):
                 squares += p.squares[product // 2 * parts.WARPS + n]
-            inverse = 1.0 / zl.sqrt(squares / zl.f32(p.hidden) + p.eps)
+            inverse = zl.rsqrt(squares / zl.f32(p.hidden) + p.eps)
         for u in zl.unroll(range(share.units), 1):
             unit = share.first + u * share.step
             zl.mbarrier_wait(p.ready + buffer[0], buffer[1])
@@ -262,7 +265,13 @@ def signal_bytes(hidden: int, inner: int) -> int:
     return 4 * hidden + 2 * inner + 3 * 4 * parts.SPLIT * hidden
 
 
-def launch(recorder, x, attended, weights, norms, out, signals, bias, eps: float, gate: str) -> None:
+def records_of(records) -> dict:
+    """The arguments of zse.kernels.chain.Records, or of none."""
+    found = dict(zip(("records", "totals", "plan"), records or (None,) * 3, strict=True))
+    return found | dict(has_records=int(records is not None))
+
+
+def launch(recorder, x, attended, weights, norms, out, signals, bias, eps: float, gate: str, records) -> None:
     """As checked by zse.kernels.chain.chain(). A block for each multiprocessor, of which each has room for one: all run at
     once, as they have to."""
     scheme = weights[0].scheme
@@ -272,6 +281,7 @@ def launch(recorder, x, attended, weights, norms, out, signals, bias, eps: float
         out=out,
         norm1=norms[0],
         norm3=norms[1],
+        **records_of(records),
         bias=bias,
         mid=signals.mid,
         act=signals.act,

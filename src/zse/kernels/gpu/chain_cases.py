@@ -3,7 +3,8 @@
 from functools import partial
 
 from zse.kernels import activation, host
-from zse.kernels.chain import GATES, Signals
+from zse.kernels.chain import CHUNK, GATES, Records, Signals
+from zse.kernels.gpu.attention_plan import HEADER
 from zse.kernels.gpu.chain_parts import SPLIT
 from zse.kernels.op import Case, Cases, HostArray, OutputSpec, Tolerance
 from zse.lazy import numpy as np
@@ -38,7 +39,24 @@ def layer(x, attended, weights, norms, bias=None, eps=0.0, gate="silu"):
     return found
 
 
-def reference(x, attended, weights, norms, signals=None, bias=None, eps=0.0, gate="silu", out=None):
+def merged(records: Records) -> HostArray:
+    """What attention's tasks left, as its result."""
+    sums, totals = (each.astype(np.float64) for each in records[:2])
+    factors = np.exp2(totals[..., 0] - totals[..., 0].max(axis=0))
+    whole = (sums * factors[..., None]).sum(axis=0) / (totals[..., 1] * factors).sum(axis=0)[:, None]
+    return HostArray("bf16", pack.f32_to_bf16(whole.reshape(1, -1).astype(np.float32)))
+
+
+def random_records(rng, heads: int, tasks: int) -> Records:
+    sums = rng.standard_normal((tasks, heads, CHUNK)).astype(np.float32)
+    totals = np.stack([rng.standard_normal((tasks, heads)) * 3, 1 + rng.random((tasks, heads))], axis=2)
+    plan = np.zeros(HEADER + 8, np.int32)
+    plan[HEADER + 7] = tasks | 1 << 24
+    return Records(sums, totals.astype(np.float32), plan)
+
+
+def reference(x, attended, weights, norms, signals=None, bias=None, records=None, eps=0.0, gate="silu", out=None):
+    attended = attended if records is None else merged(records)
     found, (hidden, inner) = layer(x, attended, weights, norms, bias, eps, gate), (x.shape[1], weights[2].shape[1])
     zeros = {"signals.mid": np.zeros(hidden), "signals.act": np.zeros(inner // 2, np.uint32)}
     zeros |= {"signals.stale": np.zeros((SPLIT, hidden)), "signals.after": np.ones((SPLIT, hidden))}
@@ -72,11 +90,18 @@ def _case(rng, number: int, shape) -> Case:
     x = (rng.standard_normal((1, hidden)) * 2).astype(np.float32)
     norms = tuple((1 + rng.standard_normal(hidden) / 4).astype(np.float32) for _ in range(2))
     a = HostArray("bf16", pack.f32_to_bf16(rng.standard_normal((1, attended)).astype(np.float32)))
+    records = None
+    if number % 4 != 1:
+        records = random_records(rng, attended // CHUNK, int(rng.integers(2, 11)))
+        a = merged(records)
     inputs = dict(attended=a, weights=weights, norms=norms)
     if rng.integers(2):
         inputs["bias"] = rng.standard_normal(qkv).astype(np.float32)
     options = dict(eps=1e-6, gate=gate)
     found = layer(x, **inputs, **options)
+    if records is not None:  # what stands where the result would is not read
+        nan = HostArray("bf16", np.full_like(a.array, 0x7FC0))
+        inputs |= dict(attended=nan, records=records)
     exact = Tolerance(0, 0, "zeros")
     outputs = {
         "x": OutputSpec(x.shape, "float32", _tolerances(found, weights, a)[0], inout=x),

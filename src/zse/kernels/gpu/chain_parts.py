@@ -6,6 +6,8 @@ from typing import Any
 from zse import kernel as zl
 from zse.kernels.gpu import matmul_few as few
 from zse.kernels.gpu import matmul_tiles as tiles
+from zse.kernels.gpu.attention_parts import FLOOR
+from zse.kernels.gpu.attention_plan import HEADER
 
 CHUNK = 128  # columns, and of a group of weights
 PER_STAGE = 8  # chunks of a unit of 32 rows in a stage of the ring
@@ -13,6 +15,7 @@ WARPS = 16  # that multiply; the one after them copies, the last one adds up
 BUFFERS = 4  # units whose sums wait to be added up
 CONSUMERS = 1  # named barrier of the warps that multiply
 SPLIT = 4
+TOGETHER = 4  # records of attention's tasks that are on their way
 MOST_CHUNKS = 56  # of a product's columns that one block multiplies: 7,168, of down's 28,672
 STAGES = 11
 FLIGHT = 4  # stages on their way at a time
@@ -28,7 +31,8 @@ TILE_SCALES = PER_STAGE * SCALE_BYTES
 
 
 class ChainWeights(zl.Record):
-    """The first parameters of launches between two attentions."""
+    """The first parameters of launches between two attentions. has_records: attention's heads are of 128, and where its plan
+    has several tasks, their records and totals [tasks, heads, 128 and 2] stand for `a`."""
 
     w0: zl.Ptr[zl.u8, "const"]
     w1: zl.Ptr[zl.u8, "const"]
@@ -45,6 +49,10 @@ class ChainWeights(zl.Record):
     a: zl.Ptr[zl.bf16, "const"]
     norm1: zl.Ptr[zl.f32, "const"]
     norm3: zl.Ptr[zl.f32, "const"]
+    records: zl.Ptr[zl.f32, "const"]
+    totals: zl.Ptr[zl.f32, "const"]
+    plan: zl.Ptr[zl.i32, "const"]
+    has_records: zl.i32
 
 
 class ChainParams(ChainWeights):
@@ -287,6 +295,65 @@ def take_after(words, mine, p):
 
 
 @zl.inline
+def tasks_of(p):
+    """Of attention, whose records are still to be merged; 0: `a` has its result. Read before grid_wait(), as attention
+    reads its plan."""
+    found = zl.i32(0)
+    if p.has_records != 0:
+        found = p.plan[HEADER + 7] & 4095
+    return found if found > 1 else zl.i32(0)
+
+
+@zl.inline
+def merge_records(words, mine, tasks, p):
+    """Of two chunks, heads of attention, the four columns as pairs of bf16, merged of the records of its tasks. (The last of
+    them to merge is 0.9 us later, an H200: a fence, a counter, a fence, and only then what is merged.)"""
+    heads = p.attended // CHUNK
+    peak = [zl.f32(FLOOR) for _ in mine]
+    total = [zl.f32(0) for _ in mine]
+    sums = [[zl.f32(0) for _ in zl.static(range(4))] for _ in mine]
+    for begin in zl.unroll(range(0, tasks, TOGETHER), 1):
+        which = [min(begin + u, tasks - 1) * heads for u in zl.static(range(TOGETHER))]
+        pairs = [[zl.load(p.totals + (w + m) * 2, 2) for w in which] for m in mine]
+        fours = [[zl.load(p.records + ((w + m) * CHUNK + p.lane * 4), 4) for w in which] for m in mine]
+        for i in zl.static(range(2)):
+            new = peak[i] + 0.0
+            for u in zl.static(range(TOGETHER)):
+                new = max(new, pairs[i][u][0])
+            factor = zl.exp2(peak[i] - new)
+            peak[i] = new
+            total[i] = total[i] * factor
+            for e in zl.static(range(4)):
+                sums[i][e] = sums[i][e] * factor
+            for u in zl.static(range(TOGETHER)):
+                weight = zl.exp2(pairs[i][u][0] - new) if begin + u < tasks else zl.f32(0)
+                total[i] = zl.fma(pairs[i][u][1], weight, total[i])
+                for e in zl.static(range(4)):
+                    sums[i][e] = zl.fma(fours[i][u][e], weight, sums[i][e])
+    for i in zl.static(range(2)):
+        scale = zl.reciprocal(total[i])
+        four = zl.make_vector(*[value * scale for value in sums[i]])
+        pair = zl.bitcast(zl.convert(four, zl.bf16), zl.u32)
+        words[2 * i], words[2 * i + 1] = pair[0], pair[1]
+
+
+@zl.inline
+def hear_attended(tasks, p):
+    """Of the warp's first two chunks of what attention gave the lane's four columns, as pairs of bf16. Before the loop over
+    products: within it these 2 KB of code, jumped over, cost 0.7 us of a layer (an H200)."""
+    words, chunks = [zl.u32(1) for _ in zl.static(range(4))], p.attended // CHUNK
+    if p.warp < chunks:
+        mine = [own(p.warp, i, chunks) for i in zl.static(range(2))]
+        if tasks == 0:
+            for i in zl.static(range(2)):
+                pair = zl.bitcast(zl.load(p.a + (mine[i] * CHUNK + p.lane * 4), 4), zl.u32)
+                words[2 * i], words[2 * i + 1] = pair[0], pair[1]
+        else:
+            merge_records(words, mine, tasks, p)
+    return words
+
+
+@zl.inline
 def load_norms(norms, product, first, p):
     """The norm's weights of the lane's columns of two chunks."""
     chunks = p.hidden // CHUNK
@@ -299,12 +366,15 @@ def load_norms(norms, product, first, p):
 
 
 @zl.inline
-def prepare(product, share, norms, columns, facts, p):
+def prepare(product, share, attended, norms, columns, facts, p):
     """This warp's chunks of the block's columns → columns, facts. norms: of load_norms() for the first two chunks. Returns
     the lane's share of the sum of the squares of a row that is normalized."""
     squares = zl.f32(0)
     ahead = [zl.u32(1) for _ in zl.static(range(8))]
-    if p.warp < share.count and product != QKV:
+    if product == O:
+        for i in zl.static(range(2)):
+            ahead[4 * i], ahead[4 * i + 1] = attended[2 * i] + 0, attended[2 * i + 1] + 0
+    elif p.warp < share.count and product != QKV:
         for i in zl.static(range(2)):
             ask(ahead[4 * i : 4 * i + 4], product, share.begin + own(p.warp, i, share.count), p)
     for first in zl.unroll(range(p.warp, share.count, 2 * WARPS), 1):

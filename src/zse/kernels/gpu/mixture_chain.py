@@ -68,15 +68,17 @@ def hear_stream(number, norm, row, columns, facts, p):
 
 
 @zl.inline
-def hear_numbers(number, chunks, columns, facts, p):
-    """What attention gave, or the activations of the chosen experts, once they have been said, prepared: every WARPS-th
-    chunk, all of which are asked for at once."""
+def hear_numbers(number, chunks, attended, columns, facts, p):
+    """What attention gave (of the first two chunks `attended`), or the activations of the chosen experts, once they have been
+    said, prepared: every WARPS-th chunk, all of which are asked for at once."""
     words = [zl.u32(0) for _ in zl.static(range(2 * own.MOST_OWN))]
     for i in zl.static(range(own.MOST_OWN)):
         if p.warp + i * WARPS >= chunks:
             words[2 * i], words[2 * i + 1] = zl.u32(1), zl.u32(1)
     if number == O:
-        for i in zl.static(range(own.MOST_OWN)):
+        for i in zl.static(range(4)):
+            words[i] = attended[i] + 0
+        for i in zl.static(range(2, own.MOST_OWN)):
             if p.warp + i * WARPS < chunks:
                 pair = zl.bitcast(zl.load(p.a + ((p.warp + i * WARPS) * CHUNK + p.lane * 4), 4), zl.u32)
                 words[2 * i], words[2 * i + 1] = pair[0], pair[1]
@@ -155,7 +157,9 @@ def consume(p):
             row[0], row[1] = pair[0], pair[1]
     place = tiles.kept(p.lane // 4 % 2 * 64 + p.lane % 4 * 16)
     buffer = [zl.i32(0), zl.i32(0)]
+    tasks = parts.tasks_of(p)
     zl.grid_wait()
+    attended = parts.hear_attended(tasks, p)
     for number in zl.unroll(range(4), 1):
         share, is_stream = own.share_of(number, p), number & 1
         begin = is_stream * (own.COLUMNS - chunks)
@@ -164,7 +168,7 @@ def consume(p):
             if hears(number, p):
                 hear_stream(number, norm, row, columns, facts, p)
         elif block < share.tiles:
-            hear_numbers(number, share.chunks, columns, facts, p)
+            hear_numbers(number, share.chunks, attended, columns, facts, p)
         if number == DOWN:
             for e in zl.static(range(4)):
                 norm[e] = second[e] + 0.0
@@ -356,7 +360,7 @@ def signal_bytes(hidden: int, inner: int, experts: int, chosen: int) -> int:
     return own.REPLICAS * (4 * (4 * hidden + experts) + 2 * chosen * inner)
 
 
-def launch(recorder, x, attended, weights, product, norms, out, signals, bias, eps: float, gate: str, choice) -> None:
+def launch(recorder, x, attended, weights, product, norms, out, signals, bias, eps, gate, choice, records) -> None:
     """As checked by zse.kernels.mixture_chain.mixture_chain(). product: the router's weight and bias; choice: of
     zse.kernels.gpu.router.choice_args(). A block for each multiprocessor, as the chain's."""
     scheme, (weight, router_bias), blocks = weights[0].scheme, product, recorder.device.num_sms
@@ -368,6 +372,7 @@ def launch(recorder, x, attended, weights, product, norms, out, signals, bias, e
         out=out,
         norm1=norms[0],
         norm3=norms[1],
+        **dense.records_of(records),
         router=weight.planes["w"],
         router_bias=router_bias,
         bias=bias,

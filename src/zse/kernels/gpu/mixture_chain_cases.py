@@ -4,7 +4,8 @@ from functools import partial
 from typing import Any
 
 from zse.kernels import activation
-from zse.kernels.gpu.chain_cases import normed, weight_near_one, wide
+from zse.kernels.chain import CHUNK
+from zse.kernels.gpu.chain_cases import merged, normed, random_records, weight_near_one, wide
 from zse.kernels.gpu.mixture_parts import REPLICAS
 from zse.kernels.gpu.one_token_cases import empty_routing
 from zse.kernels.host import HostWeight
@@ -45,7 +46,8 @@ def layer(x, attended, weights, router, norms, chosen, bias=None, select=None, n
     return found
 
 
-def reference(x, attended, weights, router, norms, signals=None, out=None, chosen=0, **options):
+def reference(x, attended, weights, router, norms, signals=None, out=None, records=None, chosen=0, **options):
+    attended = attended if records is None else merged(records)
     found = layer(x, attended, weights, router, norms, chosen, **options)
     (experts, hidden), inner = router[0].shape, weights[2].shape[1]
     sizes = {"mid": hidden, "logit": experts, "act": chosen * inner // 2, "stale": hidden}
@@ -82,6 +84,10 @@ def _case(rng, number: int, shape) -> Case:
     x = (rng.standard_normal((1, hidden)) * 2).astype(np.float32)
     norms = tuple((1 + rng.standard_normal(hidden) / 4).astype(np.float32) for _ in range(2))
     a = HostArray("bf16", pack.f32_to_bf16(rng.standard_normal((1, attended)).astype(np.float32)))
+    records = None
+    if number % 2:
+        records = random_records(rng, attended // CHUNK, int(rng.integers(2, 11)))
+        a = merged(records)
     mid = x.astype(np.float64) + a.wide() @ weights[0].dequantize().astype(np.float64).T
     router = _router(rng, normed(mid, norms[0], 1e-6), experts)
     inputs: dict[str, Any] = dict(attended=a, weights=weights, router=router, norms=norms)
@@ -92,6 +98,8 @@ def _case(rng, number: int, shape) -> Case:
     options = dict(chosen=chosen, norm_eps=1e-6, gate=gate, gating=gating, normalize=bool(rng.integers(2)))
     options |= dict(scale=1.5, eps=1e-20)
     found = layer(x, **inputs, **options)
+    if records is not None:  # what stands where the result would is not read
+        inputs |= dict(attended=HostArray("bf16", np.full_like(a.array, 0x7FC0)), records=records)
     exact, (near, out) = Tolerance(0, 0, "zeros"), _tolerances(found, weights, a, chosen)
     before = {
         name: np.zeros((REPLICAS, length), np.float32)
