@@ -22,7 +22,6 @@ from zse.kernels.matmul_affine_parts import (
     SUPER,
     Int8Product,
     activations_at,
-    adds_i16,
     coded,
     dot_bits,
     group_scales,
@@ -43,7 +42,7 @@ from zse.kernels.matmul_affine_parts import (
     widen_if_first,
 )
 from zse.kernels.matmul_affine_super import in_integers, multiply_token
-from zse.kernels.matmul_tile import TILE, block_tokens, source_row, stacked_tile, store_tile, tile_for
+from zse.kernels.matmul_tile import TILE, adds_i16, block_tokens, source_row, stacked_tile, store_tile, tile_for
 from zse.quant.scheme import BITS, AffineScheme
 from zse.quant.superblock import SUPERBLOCK_SCHEMES
 

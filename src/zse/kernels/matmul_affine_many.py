@@ -15,7 +15,6 @@ from zse.kernels.matmul_affine_parts import (
     BLOCK_TILES,
     Int8Product,
     activations_at,
-    adds_i16,
     half_sum,
     has_offset,
     load_scales,
@@ -25,7 +24,7 @@ from zse.kernels.matmul_affine_parts import (
     unpack,
     widen_if_first,
 )
-from zse.kernels.matmul_tile import TILE, TOKENS_PER_BLOCK, block_tokens, source_row, stacked_tile, store_tile
+from zse.kernels.matmul_tile import TILE, TOKENS_PER_BLOCK, adds_i16, block_tokens, source_row, stacked_tile, store_tile
 
 PIECE = 8  # blocks of 32 columns
 PAIR = 2  # tiles that are multiplied side by side

@@ -4,7 +4,7 @@ columns, scales."""
 from typing import Any, NamedTuple
 
 from zse import kernel as zl
-from zse.kernels.matmul_tile import TILE, source_row
+from zse.kernels.matmul_tile import NEAR_WORDS, TILE, source_row
 
 LOW = 0x0F0F0F0F
 LUT = "lut4"  # as BITS: indices of 4 bits, looked up in a table (zse.kernels.matmul_lut4); then as 8 bits
@@ -17,11 +17,6 @@ FP4_MIDDLE = 12.0
 # Blocks of 32 columns that share a factor where scales are integers: CODE "i6" (q4, q5) and "i8" (q6) of affine weights
 # (zse.quant.superblock). Their scales and offsets are widened together, into WIDE_ROWS rows of 16.
 SUPER, WIDE_ROWS = 8, 16
-# What a token alone brings near, one line for each that it reads. Hardware brings what follows within a page of 4 KiB, and a core
-# whose 256 operations reach 600 bytes ahead waits for the first lines of every page: one token of q4 took the sum of its time
-# from cache and of reading, 73 % of what reading alone gives, and 93 to 99 with this (Zen 3). 1 to 3 KiB are alike; 256 bytes
-# come too late (56 % with both cores), and so do lines that the compiler gathers at a loop's start (54 to 58 %).
-NEAR_WORDS = 384
 BLOCK_TILES = 4  # of matmul_int8_many: what is read of the activations stays in the first cache for so many tiles
 
 
@@ -458,9 +453,3 @@ def activations_at(p, tokens):
 def has_offset(p):
     """Whether load_scales() gives an offset."""
     return not (p.SYMMETRIC and dot_bits(p) in (8, LUT) and not zl.target.has("vnni"))
-
-
-@zl.inline
-def adds_i16():
-    """Whether products are added up as i16: x86 without VNNI."""
-    return not (zl.target.has("vnni") or zl.target.has("dotprod"))

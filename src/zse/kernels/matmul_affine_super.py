@@ -18,7 +18,6 @@ from zse.kernels.matmul_affine_parts import (
     IN_PAIRS,
     STEPS_I16,
     SUPER,
-    adds_i16,
     code_of,
     is_coded,
     nibbles,
@@ -27,7 +26,7 @@ from zse.kernels.matmul_affine_parts import (
     super_block,
     unpack,
 )
-from zse.kernels.matmul_tile import TILE
+from zse.kernels.matmul_tile import TILE, adds_i16
 
 PASS = 4  # tokens that are multiplied together, or half as many
 PLUS_128 = -2139062144  # 0x80808080
