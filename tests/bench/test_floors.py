@@ -1,6 +1,7 @@
 """A CPU's floors, what a step of a model must do, and figures that claim more than the machine can."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -94,6 +95,19 @@ def test_a_figure_above_the_floor_fails(tiny):
     assert judge.share("decode", limit / 2, 1, 1, 16) == pytest.approx(0.5)
     with pytest.raises(EngineError, match="decode: .* is above the machine's floor of .*: something else was measured"):
         judge.share("decode", 1.2 * limit, 1, 1, 16)
+
+
+def test_floors_that_others_slowed_are_measured_again(tiny):
+    slow = MACHINE._replace(read=MACHINE.read / 2, int8=MACHINE.int8 / 2, f32=MACHINE.f32 / 2)
+    limit = 1 / roofline.step_work(tiny._engine.runner, 1, 1, 16).seconds(MACHINE)
+    for slowed, is_refused in ((roofline.AGAIN + 1, False), (roofline.AGAIN + 2, True)):
+        measured = iter([slow] * slowed + [MACHINE] * 9)
+        judge = roofline.FloorJudge(
+            tiny._engine.runner, SimpleNamespace(measure=lambda measured=measured: next(measured))
+        )
+        with pytest.raises(EngineError, match="above the machine's floor") if is_refused else nullcontext():
+            assert judge.share("decode", 0.9 * limit, 1, 1, 16) == pytest.approx(1.8)  # by the two beside it
+        assert len(judge.floors) == 2 + roofline.AGAIN
 
 
 def test_cached_tokens_and_drafts_are_no_figures_of_a_model():
