@@ -124,7 +124,7 @@ def test_two_compilations_give_the_same_bytes(tmp_path):
 
 def test_headers_are_read_once_and_change_no_byte(tmp_path, monkeypatch):
     """A build of more files than FEW has gcc begin with their headers as kept; those of clang, which keeps them otherwise, do not."""
-    symbols = [variant.symbol for variant in build.kernel_units(native.choose_level())[0][1]][:3]
+    symbols = ["feed_tokens", "gather_rows", "rope_table"]
     monkeypatch.setattr(build, "UNIT_VARIANTS", 1)
     plain, commands = build.run, []
     monkeypatch.setattr(build, "run", lambda command, what: [commands.append(command), plain(command, what)][1])

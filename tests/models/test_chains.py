@@ -36,7 +36,7 @@ CHAIN, MIXTURE = "chain_int4_g128", "mixture_chain_int4_g128"
 @pytest.mark.parametrize(
     ("family", "changes", "symbol", "products", "begin"),
     [
-        ("wide", WIDE, CHAIN, (13, 5), 0),
+        pytest.param("wide", WIDE, CHAIN, (13, 5), 0, marks=pytest.mark.exhaustive("the wide model's other case")),
         ("wide", WIDE | dict(num_attention_heads=8, head_dim=128), CHAIN, (13, 5), 253),
         ("qwen3_moe", MIXED, MIXTURE, (13, 5), 0),
         ("qwen3_moe", MIXED | dict(head_dim=128), MIXTURE, (13, 5), 253),
