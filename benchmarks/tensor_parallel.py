@@ -19,7 +19,17 @@ from zse import LLM
 from zse.sampling.params import SamplingParams
 
 REPLY = 4  # tokens behind a prompt that is measured
-LATENT = dict(
+SHARED = dict(
+    max_position_embeddings=4096,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    hidden_act="silu",
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+    torch_dtype="bfloat16",
+)
+LATENT = SHARED | dict(
     architectures=["DeepseekV2ForCausalLM"],
     model_type="deepseek_v2",
     vocab_size=102400,
@@ -40,14 +50,6 @@ LATENT = dict(
     topk_method="greedy",
     norm_topk_prob=False,
     routed_scaling_factor=1.0,
-    max_position_embeddings=4096,
-    rms_norm_eps=1e-6,
-    rope_theta=10000.0,
-    hidden_act="silu",
-    tie_word_embeddings=False,
-    bos_token_id=1,
-    eos_token_id=2,
-    torch_dtype="bfloat16",
 )
 WRITERS = 8  # threads that write the file
 
@@ -55,7 +57,7 @@ WRITERS = 8  # threads that write the file
 def config_of(args) -> dict:
     if args.latent:
         return LATENT | dict(num_hidden_layers=args.layers)
-    return dict(
+    return SHARED | dict(
         architectures=["LlamaForCausalLM"],
         model_type="llama",
         vocab_size=args.vocab,
@@ -65,14 +67,6 @@ def config_of(args) -> dict:
         num_attention_heads=args.heads,
         num_key_value_heads=args.kv_heads,
         head_dim=args.head_dim,
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-5,
-        rope_theta=10000.0,
-        hidden_act="silu",
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-        torch_dtype="bfloat16",
     )
 
 

@@ -16,6 +16,7 @@ from zse.cache.layout import KVCache
 from zse.formats.convert import convert
 from zse.kernel import cache
 from zse.kernels import chain, mixture_chain
+from zse.kernels.gpu import chain_parts
 from zse.kernels.gpu.attention_plan import CHUNK, HEADER
 from zse.models.load import load_model, plan_model
 from zse.models.registry import forward_of
@@ -188,6 +189,12 @@ def test_mixtures_that_have_one(changes, schemes, options, count, monkeypatch):
 def test_blocks_of_attention_are_as_many_as_its_tasks(kv_heads, context, blocks):
     planner = SimpleNamespace(config=SimpleNamespace(num_kv_heads=kv_heads), device=SimpleNamespace(num_sms=132))
     assert chains.attending(planner, context) == blocks
+
+
+def test_sizes_are_those_of_the_kernels():
+    """Said once more where plans are made, which need not import kernels of a GPU."""
+    assert chains.ATTENDED == CHUNK and chain.CHUNK == chain_parts.CHUNK
+    assert chain.MOST_HEADS == 2 * chain_parts.WARPS  # two chunks of a warp
 
 
 def test_small_layers_have_none():

@@ -1,16 +1,14 @@
 """Ranks that have the stream of their own rows alone: logits are those of ranks that have everybody's, bit for bit, and of one process;
 and what a token of a layer moves."""
 
-import os
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import tiny
 import tiny_families
 from session import Session
-from test_tensor_parallel import same
+from test_tensor_parallel import on_ranks, same
 
 from zse.formats.opening import open_model
 from zse.kernels.gather import gather_rows
@@ -26,18 +24,26 @@ TOKENS = tiny.tokens("llama").tolist()
 # (row, tokens) of each step: prompts beside replies; replies alone; one row.
 STEPS = [[(0, 9), (1, 4), (2, 1)], [(0, 1), (1, 1), (2, 1), (3, 7)], [(2, 3)], [(0, 1), (1, 1), (2, 1), (3, 1)]]
 WIDE = dict(vocab_size=512, intermediate_size=256)
-FAMILIES = {"deepseek_v3": dict(moe_intermediate_size=128), "deepseek_v2_lite": {}, "minicpm3": {}}
-FAMILIES["deepseek_v2_lite"] = FAMILIES[
-    "deepseek_v3"
-]  # V3: experts in groups; both: shared ones, a first layer without
+# V3 has experts in groups; both have shared ones, and a first layer without.
+EXPERTS = dict.fromkeys(("deepseek_v3", "deepseek_v2_lite"), dict(moe_intermediate_size=128))
+FAMILIES = EXPERTS | {"minicpm3": {}}
+
+
+def written(family, folder):
+    """A model of the family, wide enough to be cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny_families.CONFIGS, family, tiny_families.CONFIGS[family] | WIDE | FAMILIES[family])
+        return tiny_families.write(family, folder)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def path(request, tmp_path_factory):
-    family = request.param
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tiny_families.CONFIGS, family, tiny_families.CONFIGS[family] | WIDE | FAMILIES[family])
-        yield tiny_families.write(family, tmp_path_factory.mktemp(family))
+    return written(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module", params=EXPERTS)
+def mixture(request, tmp_path_factory):
+    return written(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def logits_of(path, owners, whole_stream="", spied=None, quantize=None, activations=None, kept=None, **share):
@@ -64,16 +70,7 @@ def logits_of(path, owners, whole_stream="", spied=None, quantize=None, activati
                 return np.concatenate([streams_of(session, rows) for rows in map(len, steps_of(session, False))])
             return np.concatenate([*steps_of(session, False), *steps_of(session, True)])
 
-    if size == 1:
-        return rank_of(None)
-    groups = [RankGroup.create(size)]
-    groups += [RankGroup.join(rank, size, os.dup(groups[0].descriptor)) for rank in range(1, size)]
-    try:
-        with ThreadPoolExecutor(size) as pool:
-            return [done.result() for done in [pool.submit(rank_of, group) for group in groups]][0]
-    finally:
-        for group in groups:
-            group.close()
+    return on_ranks(size, rank_of)
 
 
 def steps_of(session: Session, some: bool):
@@ -89,22 +86,27 @@ def streams_of(session: Session, rows: int) -> np.ndarray:
     return np.frombuffer(session.device.read(streams), np.float32).reshape(rows, -1)
 
 
-@pytest.mark.parametrize("owners", [(0, 1, 1, 1), (1, 0, 1, 1), (2, 0, 0, 0), (3, 0, 2, 3)])
-@pytest.mark.parametrize("whole_experts", [False, True])
-def test_logits_are_those_of_everybodys_stream(owners, whole_experts, path):
+OWNERS = pytest.mark.parametrize("owners", [(0, 1, 1, 1), (1, 0, 1, 1), (2, 0, 0, 0), (3, 0, 2, 3)])
+
+
+@OWNERS
+def test_logits_are_those_of_everybodys_stream(owners, path):
     """Also where a rank has no token of a step, or of none."""
-    if whole_experts and "minicpm3" in str(path):
-        whole_experts = False
-    found = logits_of(path, owners, whole_experts=whole_experts)
-    assert np.array_equal(found, logits_of(path, owners, "layers", whole_experts=whole_experts))
+    found = logits_of(path, owners)
+    assert np.array_equal(found, logits_of(path, owners, "layers"))
     same(found, logits_of(path, (0, 0, 0, 0)))
 
 
+@OWNERS
+def test_logits_of_whole_experts_likewise(owners, mixture):
+    found = logits_of(mixture, owners, whole_experts=True)
+    assert np.array_equal(found, logits_of(mixture, owners, "layers", whole_experts=True))
+    same(found, logits_of(mixture, (0, 0, 0, 0)))
+
+
 @pytest.mark.parametrize("owners", [(0, 1, 1, 1), (2, 0, 0, 0), (3, 0, 2, 3), (0, 7, 3, 7)])
-def test_rows_go_to_ranks_that_have_their_experts(owners, path, monkeypatch):
+def test_rows_go_to_ranks_that_have_their_experts(owners, mixture, monkeypatch):
     """Nobody reads what was not sent. Shared experts are whole on every rank."""
-    if "minicpm3" in str(path):
-        return
     if max(owners) < 7:  # as from eight ranks on
         monkeypatch.setattr(shares, "DISPATCH_RANKS", 2)
     poisoned = []
@@ -124,11 +126,11 @@ def test_rows_go_to_ranks_that_have_their_experts(owners, path, monkeypatch):
 
         group.spread_rows = spread_rows
 
-    found = logits_of(path, owners, spied=spy, whole_experts=True)
+    found = logits_of(mixture, owners, spied=spy, whole_experts=True)
     assert set(poisoned) == set(range(1 + max(owners))) and np.isfinite(found).all()
-    assert np.array_equal(found, logits_of(path, owners, "layers", whole_experts=True))
-    same(found, logits_of(path, (0, 0, 0, 0)))
-    with open_model(str(path)) as source:
+    assert np.array_equal(found, logits_of(mixture, owners, "layers", whole_experts=True))
+    same(found, logits_of(mixture, (0, 0, 0, 0)))
+    with open_model(str(mixture)) as source:
         of = dict(rank=1, ranks=1 + max(owners), whole_experts=True, whole_attention=True)
         moe, whole = plan_model(source, **of).config.moe, plan_model(source).config.moe
         cut = plan_model(source, **of | dict(ranks=2, whole_attention=False)).config.moe

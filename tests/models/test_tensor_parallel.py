@@ -38,6 +38,20 @@ REFUSED = {
 }
 
 
+def on_ranks(size: int, rank_of):
+    """What rank 0 of `size` returns, a thread each: rank_of(its RankGroup), or of one process rank_of(None)."""
+    if size == 1:
+        return rank_of(None)
+    groups = [RankGroup.create(size)]
+    groups += [RankGroup.join(rank, size, os.dup(groups[0].descriptor)) for rank in range(1, size)]
+    try:
+        with ThreadPoolExecutor(size) as pool:
+            return [done.result() for done in [pool.submit(rank_of, group) for group in groups]][0]
+    finally:
+        for group in groups:
+            group.close()
+
+
 def logits_of(path, tokens, size: int, sizes=None, quantize=None, activations=None, whole_experts=False):
     """Rank 0's logits of a sequence, in steps of `sizes` tokens. size 1: of one process."""
 
@@ -51,16 +65,7 @@ def logits_of(path, tokens, size: int, sizes=None, quantize=None, activations=No
             model.wait()
             return Session(device, model, group=group, activations=activations).run(tokens, sizes)
 
-    if size == 1:
-        return rank_of(None)
-    groups = [RankGroup.create(size)]
-    groups += [RankGroup.join(rank, size, os.dup(groups[0].descriptor)) for rank in range(1, size)]
-    try:
-        with ThreadPoolExecutor(size) as pool:
-            return [done.result() for done in [pool.submit(rank_of, group) for group in groups]][0]
-    finally:
-        for group in groups:
-            group.close()
+    return on_ranks(size, rank_of)
 
 
 FAMILIES = [*tiny.FAMILIES, *tiny_families.FAMILIES]

@@ -42,7 +42,16 @@ from zse.kernels.matmul_affine_parts import (
     widen_if_first,
 )
 from zse.kernels.matmul_affine_super import in_integers, multiply_token
-from zse.kernels.matmul_tile import TILE, adds_i16, block_tokens, source_row, stacked_tile, store_tile, tile_for
+from zse.kernels.matmul_tile import (
+    TILE,
+    adds_i16,
+    asks_ahead,
+    block_tokens,
+    source_row,
+    stacked_tile,
+    store_tile,
+    tile_for,
+)
 from zse.quant.scheme import BITS, AffineScheme
 from zse.quant.superblock import SUPERBLOCK_SCHEMES
 
@@ -115,7 +124,7 @@ def multiply_super_block(acc, p, planes, parts, a, first):
     """acc += the blocks from `first` on that share factors, of one token: their scales stay in registers."""
     blocks = [super_block(p, planes, first, part) for part in parts]
     for i in zl.static(range(SUPER)):
-        if adds_i16():
+        if asks_ahead():
             prefetch_lines(p, planes, first + i)
         if takes_turns(p):
             w = [unpack(planes, first + i, part, p.BITS) for part in parts]
@@ -148,7 +157,7 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
             for block in range(group * p.group_blocks, (group + 1) * p.group_blocks):
                 if TOKENS > 1:
                     prefetch_block(p, planes, block + AHEAD)
-                elif adds_i16():
+                elif asks_ahead():
                     prefetch_lines(p, planes, block)
                 if TOKENS == 1 and takes_turns(p):
                     accumulate_token(acc, [unpack(planes, block, part, p.BITS) for part in parts], scales, a, block, p)
@@ -165,7 +174,7 @@ def multiply_pass(p, planes, tile, expert, first_part, groups, token, token_last
         for block in range(p.blocks):
             if TOKENS > 1:
                 prefetch_block(p, planes, block + AHEAD)
-            elif adds_i16():
+            elif asks_ahead():
                 prefetch_lines(p, planes, block)
             elif p.GROUP == 32 and p.BITS != LUT:
                 prefetch_scales(p, planes, block + NEAR, zl.prefetch)

@@ -4,7 +4,7 @@ from zse import kernel as zl
 from zse.kernels.matmul_tile import (
     NEAR_WORDS,
     TILE,
-    adds_i16,
+    asks_ahead,
     block_tokens,
     source_row,
     stacked_tile,
@@ -41,7 +41,7 @@ class DenseProduct(zl.Record):
 @zl.kernel
 def matmul_dense(p: DenseProduct):
     """A grid block is (tile, group of TOKENS_PER_BLOCK tokens)."""
-    if p.TOKENS == 1 and adds_i16():
+    if p.TOKENS == 1 and asks_ahead():
         multiply_token(p)
     else:
         multiply_tile(p)

@@ -25,6 +25,12 @@ def adds_i16():
 
 
 @zl.inline
+def asks_ahead():
+    """Whether a token alone asks for lines NEAR_WORDS before it reads them: where that was measured, on AVX2 alone."""
+    return adds_i16()
+
+
+@zl.inline
 def token_range(tokens, dimension=1):
     """(first, behind the last) token of this block. dimension: of the grid."""
     first = zl.block_index(dimension) * TOKENS_PER_BLOCK

@@ -32,20 +32,12 @@ class SpreadParams(PeerParams):
     chooses: zl.i32
 
 
-class CollectParams(PeerParams):
-    """out's row place[i] = the sum of all ranks' row i of x [count, width], where this rank is owner[i]; else as SpreadParams: `wanted` are
-    the ranks that have a part. M: what parts are sent as. width is a multiple of 8."""
+class CollectParams(SpreadParams):
+    """out's row place[i] = the sum of all ranks' row i of x [count, width], where this rank is owner[i]; `wanted` are the ranks that have a
+    part. M: what parts are sent as. width is a multiple of 8."""
 
     x: zl.Ptr[zl.f32, "const"]
     out: zl.Ptr[zl.f32]
-    owner: zl.Ptr[zl.i32, "const"]
-    place: zl.Ptr[zl.i32, "const"]
-    wanted: zl.Ptr[zl.i32, "const"]
-    count: zl.i32
-    width: zl.i32
-    begin: zl.i32
-    most: zl.i32
-    chooses: zl.i32
     M: zl.static
 
 
