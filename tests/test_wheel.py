@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from zse import build
+from zse.errors import CompileError
 from zse.formats import store
 from zse.kernel import cache
 from zse.runtime import isa, native
@@ -123,22 +124,30 @@ def test_two_compilations_give_the_same_bytes(tmp_path):
 
 
 def test_headers_are_read_once_and_change_no_byte(tmp_path, monkeypatch):
-    """A build of more files than FEW has gcc begin with their headers as kept; those of clang, which keeps them otherwise, do not."""
+    """A build of more files than FEW has gcc begin with their headers as kept; those of clang, which keeps them otherwise, do not. Where
+    there is no room for what is kept, they are read each time."""
     symbols = ["feed_tokens", "gather_rows", "rope_table"]
     monkeypatch.setattr(build, "UNIT_VARIANTS", 1)
-    plain, commands = build.run, []
-    monkeypatch.setattr(build, "run", lambda command, what: [commands.append(command), plain(command, what)][1])
-    libraries = []
-    for name, few, version in (("kept", 1, ""), ("plain", 9, ""), ("clang", 1, "clang version 15")):
+    plain, commands, libraries = build.run, [], []
+
+    def run(command, what):
+        commands.append(command)
+        if "c-header" in command and where == "full":
+            raise CompileError("No space left on device")
+        plain(command, what)
+
+    monkeypatch.setattr(build, "run", run)
+    for where, few, version in (("kept", 1, ""), ("full", 1, ""), ("plain", 9, ""), ("clang", 1, "clang version 15")):
         monkeypatch.setattr(build, "FEW", few)
-        builder = build.Builder(tmp_path / name, 2, quiet=True)
+        builder = build.Builder(tmp_path / where, 2, quiet=True)
         builder.version = version or builder.version
         commands.clear()
         builder.kernel_library(native.choose_level(), symbols, "some")
-        libraries.append(next((tmp_path / name).rglob("*.so")).read_bytes())
+        libraries.append(next((tmp_path / where).rglob("*.so")).read_bytes())
         begun = sum("-include" in command for command in commands), sum("c-header" in command for command in commands)
-        assert begun == ((2, 1) if name == "kept" and "clang" not in builder.version else (0, 0))
-    assert libraries[0] == libraries[1] == libraries[2]
+        keeps = where in ("kept", "full") and "clang" not in builder.version
+        assert begun == ((2, 1) if keeps else (0, 0))
+    assert libraries == libraries[:1] * 4
 
 
 @pytest.mark.exhaustive

@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
@@ -153,7 +153,10 @@ class Builder:
             if not header.exists():
                 lines = source.read_text(encoding="utf-8").splitlines()
                 header.write_text("\n".join(takewhile(lambda line: line.startswith("#include"), lines)) + "\n")
-                run([self.compiler, *flags, "-x", "c-header", str(header), "-o", f"{header}.gch"], header.name)
+                with suppress(
+                    CompileError
+                ):  # no room for 26 MB: the lines are read each time; other errors each file has, too
+                    run([self.compiler, *flags, "-x", "c-header", str(header), "-o", f"{header}.gch"], header.name)
         return "-include", str(header)
 
     def host_library(self, name: str, sources: list[Path]) -> None:
