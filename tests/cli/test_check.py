@@ -42,8 +42,8 @@ def test_a_sound_model(zse, real_models):
     assert 5 < result["perplexity"]["perplexity"] < 60 and result["wrong"] == []
 
 
-def test_a_model_of_random_numbers_is_not_sound(tmp_path, monkeypatch, preloaded):  # noqa: F811
-    monkeypatch.setattr(check, "subprocess", preloaded)
+def test_a_model_of_random_numbers_is_not_sound(tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "compared", lambda llm, path: {"left_out": "below"})
     monkeypatch.setattr(check, "rates", lambda llm: {})  # replies want a tokenizer in the folder
     path = str(tiny_model.write(tmp_path / "tiny"))
     with LLM(path, device="cpu", threads=1, prefix_cache=False) as llm:
@@ -65,19 +65,51 @@ def test_a_tensor_that_nobody_reads_is_named(tmp_path):
     assert check.tensors(str(path), "cpu") == {"read": 21, "not_read": ["visual.patch.weight"]}
 
 
-@pytest.mark.parametrize("changed", [False, True])
-def test_logits_beside_transformers(changed, tmp_path, monkeypatch, preloaded):  # noqa: F811
-    path = str(tiny_model.write(tmp_path / "tiny"))
-    other = str(tiny_model.write(tmp_path / "other", seed=int(changed)))
-    with LLM(other, device="cpu", threads=1, activations="f32", kv_dtype="f32") as llm, monkeypatch.context() as patch:
-        patch.setattr(check, "subprocess", preloaded)
-        found = check.compared(with_characters(llm), path)
+def beside(tmp_path, changed: bool) -> dict:
+    """What the check says of a model of the seed `changed` beside transformers' of seed 0."""
+    path, other = (str(tiny_model.write(tmp_path / name, seed)) for name, seed in (("tiny", 0), ("other", changed)))
+    with LLM(other, device="cpu", threads=1, activations="f32", kv_dtype="f32") as llm:
+        return check.compared(with_characters(llm), path)
+
+
+def assert_told(found: dict, changed: bool) -> None:
     assert found["tokens"] == tiny_model.CONTEXT == check.COMPARED_TOKENS
     if changed:
         assert found["same_next_token"] < 0.1
     else:
         assert found["same_next_token"] > 0.99 and found["mean_difference"] < 1e-4 * found["mean_logit"]
+
+
+@pytest.mark.exhaustive("beside PyTorch")
+@pytest.mark.parametrize("changed", [False, True])
+def test_logits_beside_transformers(changed, tmp_path, monkeypatch, preloaded):  # noqa: F811
+    monkeypatch.setattr(check, "subprocess", preloaded)
+    assert_told(beside(tmp_path, changed), changed)
+
+
+# Stands where the check's script asks transformers: what an engine of the same folder gave.
+STAND_IN = """
+import json, sys
+import numpy
+path, out = sys.argv[1:]
+assert json.load(sys.stdin)
+numpy.save(out, numpy.load(path + "/logits.npy"))
+print("5.0")
+"""
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_logits_beside_others(changed, tmp_path, monkeypatch):
+    path = tiny_model.write(tmp_path / "tiny")
+    with LLM(str(path), device="cpu", threads=1, activations="f32", kv_dtype="f32") as llm:
+        ids = Characters().encode(check.perplexity.TEXT)[: tiny_model.CONTEXT]
+        np.save(path / "logits.npy", np.concatenate([logits for _, logits in llm.logits_of(ids)]))
+    monkeypatch.setattr(check, "find_spec", lambda name: True)
+    monkeypatch.setattr(check, "_REFERENCE", STAND_IN)
+    found = beside(tmp_path, changed)
+    assert found["transformers"] == "5.0"
+    assert_told(found, changed)
     monkeypatch.setattr(check, "_REFERENCE", "raise SystemExit('no such family')")
-    with LLM(other, device="cpu", threads=1) as llm:
-        assert check.compared(with_characters(llm), path) == {"left_out": "transformers: no such family"}
-    assert np.isfinite(found["mean_logit"])
+    assert beside(tmp_path, changed) == {"left_out": "transformers: no such family"}
+    monkeypatch.setattr(check, "find_spec", lambda name: None)
+    assert "not installed" in beside(tmp_path, changed)["left_out"]

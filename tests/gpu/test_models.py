@@ -119,9 +119,8 @@ def test_families_equal_transformers(family, tmp_path):
 
 @pytest.mark.parametrize("experts", ["F32", "MXFP4"])
 def test_gpt_oss_equals_transformers(experts, tmp_path, monkeypatch):
-    monkeypatch.setattr(test_gpt_oss, "DIM", 64)
-    ids = test_gpt_oss.clear_tokens(tiny.TOKENS)
-    errors = errors_of(Session(GPU, gpu_model(test_gpt_oss.write(tmp_path, experts))), ids, test_gpt_oss.expected(ids))
+    ids, wanted = test_gpt_oss.widened(monkeypatch), test_gpt_oss.REFERENCES["gpt_oss wide"]
+    errors = errors_of(Session(GPU, gpu_model(test_gpt_oss.write(tmp_path, experts))), ids, wanted)
     print(f"\ngpt-oss {experts}: {errors}")
     assert max(errors.values()) < TINY_LIMIT
 

@@ -1,6 +1,6 @@
 """Makes references.npz: logits of the tiny models of tiny_configs.py by transformers (PyTorch, CPU, float32).
 
-    PYTHONPATH=src:tests/formats python tests/models/make_references.py [FAMILY...]
+    PYTHONPATH=src:tests:tests/formats:tests/models python tests/models/make_references.py [NAME...]
 
 Beside them stands "FAMILY bf16": how far the same model is from that with weights and numbers between operations in bf16.
 
@@ -16,11 +16,14 @@ import copy
 import sys
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import test_gpt_oss as oss
 import tiny
 import tiny_families
 import tiny_hybrids
+import tiny_rope
 
 from zse.kernels.route import ROUTE, sorted_pairs
 from zse.models import registry
@@ -154,10 +157,94 @@ def made(family: str) -> dict[str, np.ndarray]:
     return found
 
 
+def gpt_oss(name: str, ids: np.ndarray | None = None) -> np.ndarray:
+    """Logits of test_gpt_oss.py's model for its random tokens; "gpt_oss wide": with heads of a size that a GPU has, for `ids`."""
+    with mock.patch.object(oss, "DIM", oss.WIDE if name.endswith("wide") else oss.DIM):
+        return logits("gpt_oss", tiny.tokens("gpt-oss") if ids is None else ids, gpt_oss_model())
+
+
+def gpt_oss_model():
+    import torch
+    import transformers
+
+    rope = dict(
+        rope_type="yarn", factor=oss.FACTOR, original_max_position_embeddings=oss.ORIGINAL, rope_theta=oss.THETA
+    )
+    config = transformers.GptOssConfig(
+        **dict(vocab_size=oss.VOCAB, hidden_size=oss.HIDDEN, intermediate_size=oss.INNER, head_dim=oss.DIM),
+        **dict(num_attention_heads=oss.HEADS, num_key_value_heads=oss.KV_HEADS, num_local_experts=oss.EXPERTS),
+        **dict(num_experts_per_tok=oss.CHOSEN, sliding_window=oss.WINDOW, max_position_embeddings=oss.CONTEXT),
+        **dict(num_hidden_layers=oss.LAYERS, rms_norm_eps=oss.EPS),
+        rope_parameters=rope | dict(beta_fast=32.0, beta_slow=1.0, truncate=False),
+    )
+    config._attn_implementation = config._experts_implementation = "eager"
+    model = transformers.GptOssForCausalLM(config).eval()
+    state = {name: torch.from_numpy(values) for name, values in oss.folder_weights().items()}
+    model.load_state_dict(state, strict=True)
+    return model
+
+
+def gpt_oss_tokens(count: int) -> np.ndarray:
+    """i32 [count]: tokens that bf16 sends to no other expert of the wide model. Each is the one of CANDIDATES whose last chosen expert
+    is furthest from the first that is not, in the layer where that is least; random tokens are 0.01 apart at times, and bf16 moves
+    the router's logits by as much."""
+    import torch
+
+    with mock.patch.object(oss, "DIM", oss.WIDE):
+        model, margins = gpt_oss_model(), []
+
+    def note(router, args):
+        given = torch.nn.functional.linear(
+            args[0].reshape(CANDIDATES, -1, oss.HIDDEN)[:, -1], router.weight, router.bias
+        )
+        ranked = given.sort(descending=True).values
+        margins.append(ranked[:, oss.CHOSEN - 1] - ranked[:, oss.CHOSEN])
+
+    for layer in model.model.layers:
+        layer.mlp.router.register_forward_pre_hook(note)
+    rows = torch.zeros((CANDIDATES, 0), dtype=torch.int64)
+    for first in np.resize(tiny.random_tokens("gpt-oss"), count):
+        rows = torch.cat([rows, ((int(first) + torch.arange(CANDIDATES)) % oss.VOCAB)[:, None]], 1)
+        margins.clear()
+        with torch.no_grad():
+            model(rows)
+        rows = rows[int(torch.stack(margins).min(0).values.argmax())].repeat(CANDIDATES, 1)
+    return rows[0].numpy().astype(np.int32)
+
+
+def made_gpt_oss(_: str) -> dict[str, np.ndarray]:
+    ids = gpt_oss_tokens(tiny.TOKENS)
+    return {"gpt_oss": gpt_oss("gpt_oss"), "gpt_oss wide tokens": ids, "gpt_oss wide": gpt_oss("gpt_oss wide", ids)}
+
+
+def rope(name: str) -> dict[str, np.ndarray]:
+    """ "rope NAME", for each of CONTEXTS: a head's frequencies and, last, what cosines and sines are multiplied with."""
+    import transformers
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    parameters, rows = tiny_rope.SCALINGS[name], []
+    raw = tiny.config("llama") | dict(rope_parameters=parameters | dict(rope_theta=tiny_rope.THETA), head_dim=128)
+    config = transformers.LlamaConfig(
+        **{key: value for key, value in raw.items() if key not in ("rope_theta", "architectures")}
+    )
+    for context in tiny_rope.CONTEXTS:
+        if parameters["rope_type"] == "default":
+            found, scale = [tiny_rope.THETA ** (-i / 64) for i in range(64)], 1.0
+        else:
+            found, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu", seq_len=context or None)
+        rows.append([*map(float, found), scale])
+    return {f"rope {name}": np.array(rows, np.float32)}
+
+
+def makers() -> dict:
+    """Name → what makes its references."""
+    found = dict.fromkeys((*tiny.FAMILIES, *tiny_families.FAMILIES, "phi4_mini_short"), made)
+    return found | {"gpt_oss": made_gpt_oss} | dict.fromkeys(tiny_rope.SCALINGS, rope)
+
+
 if __name__ == "__main__":
-    every = (*tiny.FAMILIES, *tiny_families.FAMILIES, "phi4_mini_short")
     kept = dict(np.load(PATH)) if sys.argv[1:] else {}
-    for family in sys.argv[1:] or every:
-        kept |= made(family)
+    for name in sys.argv[1:] or makers():
+        kept |= makers()[name](name)
     np.savez_compressed(PATH, **kept)
     print(PATH, PATH.stat().st_size, "bytes")

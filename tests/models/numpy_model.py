@@ -48,9 +48,9 @@ def gate_activation(x, kind):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
-def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32, operand=lambda x: x):
+def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32, operand=lambda x: x, between=None):
     """Logits [tokens, vocab] of one sequence. weights: role → array, dequantized. operand: what becomes of an activation that
-    is multiplied with a weight, where the engine quantizes it."""
+    is multiplied with a weight, where the engine quantizes it. between: a list that gets what each layer reads, and the last norm."""
 
     def weight(role):
         return np.asarray(weights[role], dtype)
@@ -60,6 +60,8 @@ def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32, operan
     x = weight("embed")[np.asarray(tokens)] * dtype(config.embed_scale)
     for layer in range(config.num_layers):
         at = f"layers.{layer}."
+        if between is not None:
+            between.append(x)
         h = operand(rmsnorm(x, weight(at + "attn_norm"), config.norm_eps))
         q, k, v = (h @ weight(at + name).T for name in "qkv")
         if config.qkv_bias:
@@ -82,5 +84,7 @@ def forward(config: ModelConfig, weights: dict, tokens, dtype=np.float32, operan
         if config.post_norms:
             h = rmsnorm(h, weight(at + "post_mlp_norm"), config.norm_eps)
         x = x + h
+    if between is not None:
+        between.append(x)
     x = operand(rmsnorm(x, weight("final_norm"), config.norm_eps))
     return softcap(x @ weight("embed" if config.tied_head else "head").T, config.logit_softcap)

@@ -2,8 +2,7 @@
 from the tokenizer, the parts that compute end, and logits are those of transformers. What it must find wrong is the
 perplexity, which is that of a guess.
 
-Without --exhaustive the logits of the families are compared that use the check's own ways: one dense, one with experts in single
-tensors, one with stacks. test_model_families.py has the others' logits.
+PyTorch gives the logits, so those are compared in `make test-rest`. The families' own tests have their logits from references.npz.
 """
 
 import json
@@ -24,7 +23,6 @@ from zse.formats.opening import open_model
 SPECIAL = ["<unk>", "<s>", "</s>"]
 VOCAB = 288  # three control tokens, 256 bytes, and rows that pad the embedding
 EVERY = (*tiny.FAMILIES, *tiny_families.FAMILIES, "gpt_oss")
-COMPARED = ("llama", "qwen3_moe", "gemma4_moe")
 # What transformers has no class for.
 NOT_IN_TRANSFORMERS = ("minicpm",)
 
@@ -87,14 +85,8 @@ def test_a_gguf_file_is_read_whole(family, tmp_path):
         assert found == {"read": len(source.tensors), "not_read": []}
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=() if name in COMPARED else pytest.mark.exhaustive)
-        for name in EVERY
-        if name not in NOT_IN_TRANSFORMERS
-    ],
-)
+@pytest.mark.exhaustive("beside PyTorch")
+@pytest.mark.parametrize("family", [name for name in EVERY if name not in NOT_IN_TRANSFORMERS])
 def test_logits_beside_transformers(family, folder_of, reference):
     path = folder_of(family)
     if family == "llama":
@@ -148,13 +140,8 @@ def test_an_encoder_is_read_whole(family, tmp_path, monkeypatch):
     json.dumps(result)
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(name, marks=() if name in ("bert_pair", "gemma") else pytest.mark.exhaustive)
-        for name in tiny_encoders.CONFIGS
-    ],
-)
+@pytest.mark.exhaustive("beside PyTorch")
+@pytest.mark.parametrize("family", tiny_encoders.CONFIGS)
 def test_vectors_beside_transformers(family, tmp_path, reference):
     path = write_encoder(family, tmp_path)
     if family == "bert_pair":
@@ -168,8 +155,9 @@ def test_vectors_beside_transformers(family, tmp_path, reference):
         assert found["cosine"] > 0.999999 and found["mean_difference"] < 1e-4 * found["mean_number"]
 
 
-def test_a_language_model_with_a_pooling_gives_vectors(folder_of, reference):
-    """Qwen3-Embedding is a Qwen3 whose files say how its states are pooled; its perplexity says nothing."""
+@pytest.fixture
+def pooled(folder_of):
+    """A Qwen3-Embedding is a Qwen3 whose files say how its states are pooled."""
     path = folder_of("qwen3")
     modules = [
         {"type": f"sentence_transformers.models.{kind}", "path": path_}
@@ -180,10 +168,24 @@ def test_a_language_model_with_a_pooling_gives_vectors(folder_of, reference):
     os.mkdir(f"{path}/1_Pooling")
     with open(f"{path}/1_Pooling/config.json", "w") as file:
         json.dump({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, file)
-    with open_llm(path) as llm:
-        result = check.check(llm, path)
+    return path
+
+
+def test_a_language_model_with_a_pooling_gives_vectors(pooled, monkeypatch):
+    """Its perplexity says nothing."""
+    for module in (check, check_vectors):
+        monkeypatch.setattr(module, "compared", lambda llm, path: {"left_out": "below"})
+    with open_llm(pooled) as llm:
+        result = check.check(llm, pooled)
     assert result["meaning"]["kind"] == "last" and "guess" not in " ".join(result["wrong"])
-    assert result["vectors"]["cosine"] > 0.999999, result["vectors"]
+    assert result["vectors"] == {"left_out": "below"}
+
+
+@pytest.mark.exhaustive("beside PyTorch")
+def test_its_vectors_beside_transformers(pooled, reference):
+    with open_llm(pooled) as llm:
+        found = check_vectors.compared(llm, pooled)
+    assert found["cosine"] > 0.999999, found
 
 
 def test_wrong_vectors_are_told():

@@ -1,10 +1,11 @@
-"""EAGLE-3 heads: their logits over several rounds against a forward in PyTorch, behind states that transformers' models give; the
+"""EAGLE-3 heads: their logits over several rounds against a forward in NumPy, behind states of numpy_model.py's models; the
 forms in which they are published; folders that are damaged, or made for another model."""
 
 import json
 from types import SimpleNamespace
 
 import numpy as np
+import numpy_model
 import pytest
 import tiny
 import tiny_eagle3
@@ -22,19 +23,19 @@ SIZES = (9, 1, 29)
 
 
 class Reference:
-    """The head in PyTorch, f32, one sequence: it keeps keys and values."""
+    """The head in NumPy, f64, one sequence: it keeps keys and values."""
 
     def __init__(self, config: dict, weights: dict, embedding: np.ndarray):
         self.config, self.flags = config, config | (config.get("eagle_config") or {})
-        self.w = {name: torch.from_numpy(values.copy()) for name, values in weights.items()}
-        self.w.setdefault("embed_tokens.weight", torch.from_numpy(embedding.copy()))
+        self.w = {"embed_tokens.weight": embedding} | weights
+        self.w = {name: values.astype(np.float64) for name, values in self.w.items()}
         self.keys = self.values = None
 
     def norm(self, x, name):
-        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.config["rms_norm_eps"]) * self.w[f"{name}.weight"]
+        return numpy_model.rmsnorm(x, self.w[f"{name}.weight"], self.config["rms_norm_eps"])
 
     def project(self, x, name):
-        return torch.nn.functional.linear(x, self.w[f"midlayer.{name}.weight"], self.w.get(f"midlayer.{name}.bias"))
+        return x @ self.w[f"midlayer.{name}.weight"].T + self.w.get(f"midlayer.{name}.bias", 0)
 
     def fused(self, states):
         if self.flags.get("norm_before_fc"):
@@ -42,32 +43,33 @@ class Reference:
         return states @ self.w["fc.weight"].T
 
     def turned(self, x, positions):
-        dim = x.shape[-1]
-        angles = positions[:, None] * self.config["rope_theta"] ** (-torch.arange(0, dim, 2) / dim)
-        cos, sin = (torch.cat([f(angles)] * 2, -1)[:, None] for f in (torch.cos, torch.sin))
-        return x * cos + torch.cat([-x[..., dim // 2 :], x[..., : dim // 2]], -1) * sin
+        half = x.shape[-1] // 2
+        angles = positions[:, None] * self.config["rope_theta"] ** (-np.arange(half) / half)
+        cos, sin = (np.tile(f(angles), 2)[:, None] for f in (np.cos, np.sin))
+        return x * cos + np.concatenate([-x[..., half:], x[..., :half]], -1) * sin
 
     def pairs(self, state, tokens):
         """(logits of the head's own tokens, the state of each pair) of states and the tokens behind them."""
         config, count = self.config, len(tokens)
         normed = self.norm(state, "midlayer.hidden_norm")
         residual = normed if self.flags.get("norm_before_residual") else state
-        embedded = self.norm(self.w["embed_tokens.weight"][torch.tensor(tokens)], "midlayer.input_layernorm")
-        x = torch.cat([embedded, normed], -1)
-        q, k, v = (self.project(x, f"self_attn.{name}_proj").view(count, -1, config["head_dim"]) for name in "qkv")
+        embedded = self.norm(self.w["embed_tokens.weight"][np.array(tokens)], "midlayer.input_layernorm")
+        x = np.concatenate([embedded, normed], -1)
+        q, k, v = (self.project(x, f"self_attn.{name}_proj").reshape(count, -1, config["head_dim"]) for name in "qkv")
         start = 0 if self.keys is None else len(self.keys)
-        positions = torch.arange(start, start + count)
+        positions = np.arange(start, start + count)
         q, k = self.turned(q, positions), self.turned(k, positions)
-        self.keys = k if self.keys is None else torch.cat([self.keys, k])
-        self.values = v if self.values is None else torch.cat([self.values, v])
-        keys, values = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (self.keys, self.values))
-        scores = torch.einsum("qhd,khd->hqk", q, keys) / config["head_dim"] ** 0.5
-        hidden = torch.arange(len(keys))[None] > positions[:, None]
-        attended = torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), values)
+        self.keys = k if self.keys is None else np.concatenate([self.keys, k])
+        self.values = v if self.values is None else np.concatenate([self.values, v])
+        keys, values = (each.repeat(q.shape[1] // k.shape[1], 1) for each in (self.keys, self.values))
+        scores = np.einsum("qhd,khd->hqk", q, keys) / config["head_dim"] ** 0.5
+        scores = np.where(np.arange(len(keys))[None] > positions[:, None], -np.inf, scores)
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        attended = np.einsum("hqk,khd->qhd", scores / scores.sum(-1, keepdims=True), values)
         x = residual + self.project(attended.reshape(count, -1), "self_attn.o_proj")
         inner = self.norm(x, "midlayer.post_attention_layernorm")
-        gate = torch.nn.functional.silu(self.project(inner, "mlp.gate_proj")) * self.project(inner, "mlp.up_proj")
-        x = x + self.project(gate, "mlp.down_proj")
+        gate = numpy_model.gate_activation(self.project(inner, "mlp.gate_proj"), "silu")
+        x = x + self.project(gate * self.project(inner, "mlp.up_proj"), "mlp.down_proj")
         normed = self.norm(x, "norm")
         return normed @ self.w["lm_head.weight"].T, normed if self.flags.get("norm_output") else x
 
@@ -75,33 +77,26 @@ class Reference:
 def spread(logits, ids) -> np.ndarray:
     """Logits of the head's tokens among those of the model's."""
     if ids is None:
-        return logits.numpy()
-    found = np.full((len(logits), tiny_eagle3.VOCAB), -np.inf, np.float32)
-    found[:, ids] = logits.numpy()
+        return logits
+    found = np.full((len(logits), tiny_eagle3.VOCAB), -np.inf)
+    found[:, ids] = logits
     return found
 
 
-def expected(path, config: dict, weights: dict, ids, tokens, layers=(2, 3, 4)) -> tuple[np.ndarray, list, list[int]]:
-    """(logits of all pairs, of each further round, the drafts)."""
-    global torch, transformers  # imported here: two seconds in each process that collects tests, and they may not be installed
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    with torch.no_grad():
-        model = transformers.AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval().float()
-        found: list = []
-        hooks = [
-            layer.register_forward_pre_hook(lambda _, args: found.append(args[0][0])) for layer in model.model.layers
-        ]
-        hooks.append(model.model.norm.register_forward_pre_hook(lambda _, args: found.append(args[0][0])))
-        model(torch.tensor(tokens.astype(np.int64))[None])
-        reference = Reference(config, weights, model.model.embed_tokens.weight.numpy())
-        states = torch.cat([found[layer][:-1] for layer in layers], -1)
-        logits, state = reference.pairs(reference.fused(states), tokens[1:].tolist())
-        first, again, drafts = spread(logits, ids), [], []
-        for _ in range(ROUNDS):
-            drafts.append(int((first if not again else again[-1])[-1].argmax()))
-            logits, state = reference.pairs(state[-1:], drafts[-1:])
-            again.append(spread(logits, ids))
-        return first, again, drafts
+def expected(family, config: dict, weights: dict, ids, tokens, layers=(2, 3, 4)) -> tuple[np.ndarray, list, list[int]]:
+    """(logits of all pairs, of each further round, the drafts) behind the states of a model of tiny_eagle3.py."""
+    model = registry.config_from_hf("config.json", tiny_eagle3.target_config(family))
+    roles, found = tiny.by_role(family, model, tiny_eagle3.target_weights(family)), []
+    numpy_model.forward(model, roles, tokens, np.float64, between=found)
+    reference = Reference(config, weights, roles["embed"])
+    states = np.concatenate([found[layer][:-1] for layer in layers], -1)
+    logits, state = reference.pairs(reference.fused(states), tokens[1:].tolist())
+    first, again, drafts = spread(logits, ids), [], []
+    for _ in range(ROUNDS):
+        drafts.append(int((first if not again else again[-1])[-1].argmax()))
+        logits, state = reference.pairs(state[-1:], drafts[-1:])
+        again.append(spread(logits, ids))
+    return first, again, drafts
 
 
 def loaded(device, model_path, head_path):
@@ -133,9 +128,9 @@ def rounds_of(device, model, head, tokens, drafts, sizes=SIZES):
     return np.concatenate(found), again
 
 
-def compare(device, model_path, head_path, config, weights, ids, layers=(2, 3, 4)):
+def compare(device, family, model_path, head_path, config, weights, ids, layers=(2, 3, 4)):
     tokens = tiny.random_tokens("eagle3")
-    wanted, wanted_again, drafts = expected(model_path, config, weights, ids, tokens, layers)
+    wanted, wanted_again, drafts = expected(family, config, weights, ids, tokens, layers)
     found, again = rounds_of(device, *loaded(device, model_path, head_path), tokens, drafts)
     np.testing.assert_allclose(found, wanted, **NEAR)
     for one, other in zip(again, wanted_again, strict=True):
@@ -154,8 +149,8 @@ def written(tmp_path, family="llama", dtype="F32", own_embedding=False, **change
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
-def test_rounds_equal_pytorch(family, dtype, device, tmp_path):
-    compare(device, *written(tmp_path, family, dtype))
+def test_rounds_equal_the_method(family, dtype, device, tmp_path):
+    compare(device, family, *written(tmp_path, family, dtype))
 
 
 FORMS = {
@@ -172,7 +167,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_forms(form, device, tmp_path):
-    compare(device, *written(tmp_path, **FORMS[form]))
+    compare(device, "llama", *written(tmp_path, **FORMS[form]))
 
 
 LISTS = {
@@ -185,7 +180,7 @@ LISTS = {
 @pytest.mark.parametrize("kind", LISTS)
 def test_which_states_it_reads(kind, device, tmp_path):
     changes, layers = LISTS[kind]
-    compare(device, *written(tmp_path, "qwen3", **changes), layers)
+    compare(device, "qwen3", *written(tmp_path, "qwen3", **changes), layers)
 
 
 def test_as_speculators_writes_it(device, tmp_path):
@@ -195,7 +190,7 @@ def test_as_speculators_writes_it(device, tmp_path):
     inner = {key: value for key, value in config.items() if key not in (*outer, "norm_before_residual")}
     named = {name.replace("midlayer.", "layers.0."): values for name, values in weights.items()}
     tiny_eagle3.save_head(head, outer | {"transformer_layer_config": inner}, named, "F32", ids)
-    compare(device, model, head, config, weights, ids)
+    compare(device, "llama", model, head, config, weights, ids)
 
 
 def plan(model, head):

@@ -33,7 +33,7 @@ def test_rounds(like, family, changes, kept_kernels, tmp_path):
     config, tokens = tiny_eagle3.head_config(family, **changes), tiny.random_tokens("eagle3")[:TOKENS]
     weights = tiny_eagle3.head_weights(config, tiny_eagle3.target_config(family)["hidden_size"])
     known = tiny_eagle3.tokens_of(config)
-    wanted, wanted_again, drafts = expected(str(model_path), config, weights, known, tokens)
+    wanted, wanted_again, drafts = expected(family, config, weights, known, tokens)
     model, plan = load_emulated(device, str(model_path))
     head, head_plan = load_emulated(
         device,

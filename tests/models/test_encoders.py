@@ -65,6 +65,7 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
 
 
+@pytest.mark.exhaustive("beside PyTorch")
 def test_references_are_those_of_transformers(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")

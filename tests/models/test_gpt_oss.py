@@ -25,6 +25,8 @@ from zse_emulator import EmulateDevice
 HIDDEN, INNER, LAYERS, EXPERTS, CHOSEN, HEADS, KV_HEADS, DIM, VOCAB = 64, 96, 4, 5, 3, 6, 2, 32, 160
 WINDOW, CONTEXT, ORIGINAL, FACTOR, EPS, THETA = 8, 256, 16, 4.0, 1e-5, 150.0
 NEAR = dict(rtol=2e-5, atol=5e-5)  # as of other families
+WIDE = 64
+REFERENCES = np.load(tiny.REFERENCES)
 
 
 def weights() -> dict[str, np.ndarray]:
@@ -56,53 +58,10 @@ def weights() -> dict[str, np.ndarray]:
     return found
 
 
-def reference_model():
-    """transformers' model of the weights."""
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    rope = dict(rope_type="yarn", factor=FACTOR, original_max_position_embeddings=ORIGINAL, rope_theta=THETA)
-    config = transformers.GptOssConfig(
-        **dict(vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=INNER, num_hidden_layers=LAYERS, head_dim=DIM),
-        **dict(num_attention_heads=HEADS, num_key_value_heads=KV_HEADS, num_local_experts=EXPERTS),
-        **dict(num_experts_per_tok=CHOSEN, sliding_window=WINDOW, max_position_embeddings=CONTEXT, rms_norm_eps=EPS),
-        rope_parameters=rope | dict(beta_fast=32.0, beta_slow=1.0, truncate=False),
-    )
-    config._attn_implementation = config._experts_implementation = "eager"
-    model = transformers.GptOssForCausalLM(config).eval()
-    state = {name: torch.from_numpy(values) for name, values in folder_weights().items()}
-    model.load_state_dict(state, strict=True)
-    return model
-
-
-def expected(ids: np.ndarray) -> np.ndarray:
-    """transformers' logits."""
-    torch = pytest.importorskip("torch")
-    with torch.no_grad():
-        return reference_model()(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].numpy()
-
-
-def clear_tokens(count: int) -> np.ndarray:
-    """i32 [count]: tokens that bf16 sends to no other expert, as of make_references.py. Each is the one of 64 whose last chosen expert
-    is furthest from the first that is not, in the layer where that is least; random tokens are 0.01 apart at times, and bf16 moves
-    the router's logits by as much."""
-    torch = pytest.importorskip("torch")
-    model, margins = reference_model(), []
-
-    def note(router, args):
-        logits = torch.nn.functional.linear(args[0].reshape(64, -1, HIDDEN)[:, -1], router.weight, router.bias)
-        ranked = logits.sort(descending=True).values
-        margins.append(ranked[:, CHOSEN - 1] - ranked[:, CHOSEN])
-
-    for layer in model.model.layers:
-        layer.mlp.router.register_forward_pre_hook(note)
-    rows = torch.zeros((64, 0), dtype=torch.int64)
-    for first in np.resize(tiny.random_tokens("gpt-oss"), count):
-        rows = torch.cat([rows, ((int(first) + torch.arange(64)) % VOCAB)[:, None]], 1)
-        margins.clear()
-        with torch.no_grad():
-            model(rows)
-        rows = rows[int(torch.stack(margins).min(0).values.argmax())].repeat(64, 1)
-    return rows[0].numpy().astype(np.int32)
+def widened(monkeypatch) -> np.ndarray:
+    """The model with heads of a size that a GPU has; its reference sequence, of tokens that bf16 sends to no other expert."""
+    monkeypatch.setattr(sys.modules[__name__], "DIM", WIDE)
+    return REFERENCES["gpt_oss wide tokens"]
 
 
 def folder_weights() -> dict[str, np.ndarray]:
@@ -206,13 +165,24 @@ def write(folder, experts: str = "F32"):
     return str(path)
 
 
+@pytest.mark.exhaustive("beside PyTorch")
+@pytest.mark.parametrize("name", ["gpt_oss", "gpt_oss wide"])
+def test_references_are_those_of_transformers(name, monkeypatch):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    import make_references
+
+    found = make_references.gpt_oss(name, REFERENCES.get(f"{name} tokens"))
+    np.testing.assert_allclose(found, REFERENCES[name], rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("experts", ["F32", "MXFP4"])
 def test_logits_equal_transformers(experts, device, tmp_path):
     """MXFP4 holds these experts exactly."""
     ids = tiny.tokens("gpt-oss")
     session = Session(device, load(device, write(tmp_path, experts)))
     logits = session.run(ids)
-    np.testing.assert_allclose(logits, expected(ids), **NEAR)
+    np.testing.assert_allclose(logits, REFERENCES["gpt_oss"], **NEAR)
     session.reset()
     np.testing.assert_allclose(session.run(ids, [7, 17, 2, 14]), logits, rtol=1e-5, atol=3e-5)
     session.reset()
@@ -249,9 +219,10 @@ def test_a_folder_is_the_gguf_file(experts, device, tmp_path):
 @pytest.mark.parametrize("experts", ["F32", "MXFP4"])
 def test_a_folder_gives_the_logits_of_transformers(experts, device, tmp_path):
     session = Session(device, load(device, write_folder(tmp_path, experts)))
-    np.testing.assert_allclose(session.run(tiny.tokens("gpt-oss")), expected(tiny.tokens("gpt-oss")), **NEAR)
+    np.testing.assert_allclose(session.run(tiny.tokens("gpt-oss")), REFERENCES["gpt_oss"], **NEAR)
 
 
+@pytest.mark.exhaustive("beside PyTorch")
 def test_mxfp4_means_what_transformers_reads_in_it(tmp_path):
     """Random bytes: every index with every exponent that is a number of f32."""
     torch = pytest.importorskip("torch")
@@ -314,11 +285,10 @@ def test_a_folder_that_says_otherwise_is_refused(name, value, message, device, t
 )
 def test_on_a_gpu(like, sizes, experts, kept_kernels, monkeypatch, tmp_path):
     """In the emulator, with heads of a size that a GPU has: a prompt longer than the window, then a token."""
-    monkeypatch.setattr(sys.modules[__name__], "DIM", 64)
-    ids = clear_tokens(18)
+    ids = widened(monkeypatch)[:18]
     emulated = EmulateDevice(like, cache.package_variants(like))
     model, _ = load_emulated(emulated, write(tmp_path, experts))
     logits = Session(emulated, model, rows=1, max_tokens=32, context=32).run(ids, sizes)
-    reference = expected(ids)
+    reference = REFERENCES["gpt_oss wide"][:18]
     # bf16 between the operations, as in test_emulated_model.py.
     assert np.abs(logits - reference).max() < 0.05 * np.abs(reference).max()

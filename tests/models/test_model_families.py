@@ -40,6 +40,7 @@ def model(family, device, tmp_path):
     return load(device, str(tiny_families.write(family, tmp_path)))
 
 
+@pytest.mark.exhaustive("beside PyTorch")
 def test_references_are_those_of_transformers(family):
     """Where transformers is installed, the committed logits are checked against it."""
     pytest.importorskip("torch")
@@ -220,6 +221,7 @@ VISION = {
 }
 
 
+@pytest.mark.exhaustive("beside PyTorch")
 @pytest.mark.parametrize(("name", "kind", "family", "prefix", "changes"), SEEING, ids=[case[0] for case in SEEING])
 def test_transformers_gives_the_same_for_a_text(name, kind, family, prefix, changes):
     torch = pytest.importorskip("torch")

@@ -4,13 +4,16 @@ import math
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tiny
+import tiny_rope
 
 from zse.errors import FormatError, UnsupportedError
 from zse.models import registry
 from zse.models.config import ModelConfig, RopeConfig
 
+REFERENCES = np.load(tiny.REFERENCES)
 SHAPES = {"token_embd.weight": (64, 64), "blk.0.attn_q.weight": (64, 64)}
 
 
@@ -211,71 +214,32 @@ def test_json_round_trip():
         ModelConfig.from_json(config.to_json().replace(b'"num_layers":3', b'"num_layers":0'))
 
 
-LONGROPE = dict(
-    rope_type="longrope",
-    original_max_position_embeddings=64,
-    short_factor=[1 + i / 64 for i in range(64)],
-    long_factor=[1.5 + i / 8 for i in range(64)],
-)
+@pytest.mark.parametrize("name", tiny_rope.SCALINGS)
+def test_rope_frequencies_equal_transformers(name):
+    rope = from_hf(rope_parameters=tiny_rope.SCALINGS[name] | dict(rope_theta=tiny_rope.THETA), head_dim=128).rope
+    for context, (*wanted, scale) in zip(tiny_rope.CONTEXTS, REFERENCES[f"rope {name}"], strict=True):
+        assert rope.inv_freq(128, context) == pytest.approx(wanted, rel=2e-6)
+        assert rope.mscale == pytest.approx(scale)
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        dict(rope_type="default"),
-        dict(rope_type="linear", factor=8.0),
-        dict(
-            rope_type="llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=8192,
-        ),
-        dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768),
-        dict(
-            rope_type="yarn",
-            factor=4.0,
-            original_max_position_embeddings=4096,
-            beta_fast=16.0,
-            beta_slow=2.0,
-            attention_factor=1.25,
-            truncate=False,
-        ),
-        dict(rope_type="yarn", factor=16.0, original_max_position_embeddings=64, mscale=1.0, mscale_all_dim=1.0),
-        dict(rope_type="yarn", factor=40.0, original_max_position_embeddings=64, mscale=0.707, mscale_all_dim=1.0),
-        dict(rope_type="dynamic", factor=4.0),
-        LONGROPE,
-        LONGROPE | dict(attention_factor=1.5),
-        LONGROPE | dict(factor=32.0),
-    ],
-    ids=lambda parameters: parameters["rope_type"],
-)
-@pytest.mark.parametrize("context", [0, 256, 1000])
-def test_rope_frequencies_equal_transformers(parameters, context):
-    """context: the longest sequence, 256 of which the model was trained with."""
+@pytest.mark.exhaustive("beside PyTorch")
+@pytest.mark.parametrize("name", tiny_rope.SCALINGS)
+def test_frequencies_are_those_of_transformers(name):
     pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    pytest.importorskip("transformers")
+    import make_references
 
-    raw = tiny.config("llama") | dict(rope_parameters=parameters | dict(rope_theta=500000.0), head_dim=128)
-    theirs = transformers.LlamaConfig(
-        **{key: value for key, value in raw.items() if key not in ("rope_theta", "architectures")}
-    )
-    if parameters["rope_type"] == "default":
-        want, scale = [500000.0 ** (-i / 64) for i in range(64)], 1.0
-    else:
-        want, scale = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](theirs, "cpu", seq_len=context or None)
-    ours = from_hf(**raw).rope
-    assert ours.inv_freq(128, context) == pytest.approx([float(value) for value in want], rel=2e-6)
-    assert ours.mscale == pytest.approx(scale)
+    for named, found in make_references.rope(name).items():
+        np.testing.assert_allclose(found, REFERENCES[named], rtol=1e-6)
 
 
+@pytest.mark.exhaustive("beside PyTorch")
 def test_rope_of_a_part_of_the_head_equals_transformers():
     pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    factors = dict(short_factor=LONGROPE["short_factor"][:48], long_factor=LONGROPE["long_factor"][:48])
+    factors = {name: tiny_rope.LONGROPE[name][:48] for name in ("short_factor", "long_factor")}
     raw = dict(
         hidden_size=256,
         num_attention_heads=2,
@@ -296,7 +260,6 @@ def test_rope_of_a_part_of_the_head_equals_transformers():
 
 def test_a_wrapper_says_of_its_text_part_what_is_not_the_default():
     """Gemma 3 4B's config.json."""
-    pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     text = dict(
         model_type="gemma3_text",

@@ -35,6 +35,7 @@ def test_oracle_equals_transformers(family):
     np.testing.assert_allclose(logits, REFERENCES[family], **NEAR)
 
 
+@pytest.mark.exhaustive("beside PyTorch")
 def test_references_are_those_of_transformers(family):
     """Where transformers is installed, the committed logits are checked against it."""
     pytest.importorskip("torch")

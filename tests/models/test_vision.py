@@ -109,6 +109,7 @@ def test_what_gemma4_unified_cannot_be_is_refused(changes, reason, tmp_path):
         plan_tower(source, None, read_config(source), quantize=None, family="cpu")
 
 
+@pytest.mark.exhaustive("beside PyTorch")
 def test_six_tiles_of_deepseek(tmp_path):
     """Two rows of three, of other images than those of the references."""
     torch = pytest.importorskip("torch")

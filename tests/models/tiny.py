@@ -113,12 +113,12 @@ def save(folder: Path, config: dict, weights: dict[str, np.ndarray], dtype: str)
     return folder
 
 
-def by_role(family: str, config) -> dict[str, np.ndarray]:
-    """The weights by role name, as the oracle wants them. config: their ModelConfig."""
+def by_role(family: str, config, found: dict[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
+    """The weights by role name, as the oracle wants them. config: their ModelConfig. found: others than the family's."""
     from zse.models import registry
 
     model = registry.architecture(config.architecture)
-    found, plus_one = weights(family), model.hf_norm_plus_one
+    found, plus_one = found or weights(family), model.hf_norm_plus_one
     result = {}
     for role in model.roles(config):
         values = found[model.hf_name(role.name)]

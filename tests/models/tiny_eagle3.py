@@ -1,5 +1,5 @@
-"""Tiny models of seven layers and EAGLE-3 heads for them, as their folders have them, and a head's forward in PyTorch, written from the
-method (arXiv 2503.01840): what it reads are states of the model between layers."""
+"""Tiny models of seven layers and EAGLE-3 heads for them, as their folders have them (arXiv 2503.01840). What a head reads are
+states of the model between layers; its forward is test_eagle3.py's."""
 
 import json
 from pathlib import Path
