@@ -2,7 +2,7 @@
 int16 activations as i16.
 
 A grid block walks the columns in pieces of SUPER blocks of 32. A piece's activations are copied side by side (x86 has registers
-for three or four rows' addresses); of one tile after the other the piece is unpacked into memory that the first cache holds
+for three or four rows' addresses), the next piece's are brought near meanwhile; of one tile after the other the piece is unpacked into memory that the first cache holds
 (4 bits for few tokens stay packed), then PASS tokens at a time are multiplied with both registers of its rows: a broadcast
 activation serves two. Every token's sum goes through the operations of matmul_int8 in its order: alone or in a batch its bits are
 the same."""
@@ -43,6 +43,9 @@ from zse.kernels.matmul_tile import TILE, TOKENS_PER_BLOCK, block_tokens, source
 # Tokens up to which 4 bits are unpacked where they are multiplied, for every PASS again: 8 tokens 5 % faster than of staged
 # ones, 9 from memory; 16 as fast as these or 3 % slower.
 LATE = 12
+# Tiles that share a copied piece of activations, those of TOGETHER // BLOCK_TILES grid blocks: the first computes them, the others
+# nothing (3 % of 64 tokens). Of weights with at least TOGETHER_FROM tiles (1,024 rows); others have few blocks as it is.
+TOGETHER, TOGETHER_FROM = 8, 64
 WORDS_I16 = 16  # of a block of 32 activations as i16
 EVEN, LESS_128 = 0x00FF00FF, -8323200  # 0xFF80FF80
 
@@ -217,6 +220,21 @@ def pack(p, q, factors, token_first, token_last, first, count):
 
 
 @zl.inline
+def prefetch_piece(p, token, token_last, first, line):
+    """Bring a part of what pack() copies next, from block `first` on, near for the PASS tokens from `token` on: lines 0 .. 3 of
+    activations, then scales, then sums; from 6 on nothing."""
+    for t in zl.static(range(PASS)):
+        row = source_row(p, min(token + t, token_last - 1))
+        if line < 4:
+            for plane in zl.static([p.aq, p.a_low] if p.WIDE else [p.aq]):
+                zl.prefetch_l2(plane + (row * p.blocks + first) * 32 + line * 64)
+        elif line == 4:
+            zl.prefetch_l2(p.a_scale + row * p.blocks + first)
+        elif line == 5:
+            zl.prefetch_l2(p.a_sum + row * p.blocks + first)
+
+
+@zl.inline
 def packed_tokens(p, q, factors, place, TOKENS):
     """Those from the place-th on of what pack() wrote."""
     places = [place + t for t in zl.static(range(TOKENS))]
@@ -251,8 +269,12 @@ def multiply_few_i16(p):
 @zl.inline
 def multiply_many_i16(p):
     """The same for many tokens. Grid as matmul_int8_many's."""
-    tile = zl.block_index(1) * BLOCK_TILES
-    last_tile = min(tile + BLOCK_TILES, (p.rows + TILE - 1) // TILE)
+    tile, tiles = zl.block_index(1) * BLOCK_TILES, (p.rows + TILE - 1) // TILE
+    last_tile = min(tile + BLOCK_TILES, tiles)
+    if tiles >= TOGETHER_FROM:
+        last_tile = tile + 0
+        if zl.block_index(1) % (TOGETHER // BLOCK_TILES) == 0:
+            last_tile = min(tile + TOGETHER, tiles)
     if p.GROUP == 16 or p.WIDE:  # which have no kernel for few
         first, last = block_tokens(p, 0)[1:]
         if last - first <= PASS // 2:
@@ -278,13 +300,13 @@ def multiply_tiles(p, tile_first, tile_last, dimension, TOKENS, PACKED, IN_PLACE
     )
     q = zl.local_array(zl.i32, TOKENS_PER_BLOCK * SUPER * steps_of(p)) if PACKED else None
     factors = zl.local_array(zl.f32, TOKENS_PER_BLOCK * 3 * SUPER) if PACKED else None
-    TILES = BLOCK_TILES if PACKED else 1
-    acc = zl.local_array(zl.f32, TILES * TOKENS_PER_BLOCK * TILE)  # [passes, TILES, TOKENS, 16]
+    TILES = TOGETHER if PACKED else 1
+    acc = zl.local_array(zl.f32, TILES * TOKENS_PER_BLOCK * TILE)  # [TILES, padded, 16]
     num_blocks = zl.i64(0)
-    if token_first < token_last:  # a task may be empty
+    padded = (token_last - token_first + (TOKENS - 1)) // TOKENS * TOKENS
+    if token_first < token_last and tile_first < tile_last:  # a task may be empty, a block's tiles another's
         num_blocks = p.blocks
-        passes = (token_last - token_first + (TOKENS - 1)) // TOKENS
-        for at in range(0, passes * (TOKENS * TILES * TILE), lanes):
+        for at in range(0, padded * (TILES * TILE), lanes):
             zl.store(acc + at, zl.f32.x(lanes)(0))
     for first in range(0, num_blocks, SUPER):
         count = min(num_blocks - first, SUPER)
@@ -310,13 +332,14 @@ def multiply_tiles(p, tile_first, tile_last, dimension, TOKENS, PACKED, IN_PLACE
             for token in range(token_first, token_last, TOKENS):
                 ahead = None
                 if PACKED and TOKENS == PASS:
+                    prefetch_piece(p, token, token_last, first + SUPER, tile - tile_first)
                     until = min(done + share, SUPER)
                     for i in range(done, until):
                         prefetch_block(p, planes, after_first + i)
                     done = until
                 else:
                     ahead = Ahead(planes, after_first if PACKED else first + 2 * SUPER, token == token_first)
-                mine = acc + ((token - token_first) * TILES + (tile - tile_first) * TOKENS) * TILE
+                mine = acc + ((tile - tile_first) * padded + token - token_first) * TILE
                 if PACKED:
                     tokens = packed_tokens(p, q, factors, token - token_first, TOKENS)
                 else:

@@ -78,10 +78,10 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
       float scratch_4[1024] __attribute__((aligned(64)));
       float * acc = scratch_4;
       int64_t num_blocks = 0LL;
-      if ((token_first < token_last)) {
+      int64_t padded = ((((token_last - token_first) + 1LL) / 2LL) * 2LL);
+      if (((token_first < token_last) && (tile < tile_last))) {
         num_blocks = blocks;
-        int64_t passes = (((token_last - token_first) + 1LL) / 2LL);
-        int64_t at_stop = (passes * 32LL);
+        int64_t at_stop = (padded * 16LL);
         for (int64_t at = 0LL; at < at_stop; at += 8LL) {
           *(f32x8_mem *)(acc + at) = zse_splat_f32x8((0.0f));
         }
@@ -132,7 +132,7 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
             const uint16_t * ahead_3 = planes_3;
             int64_t ahead_4 = (first__5 + 16LL);
             _Bool ahead_5 = (token == token_first);
-            float * mine = (acc + ((((token - token_first) * 1LL) + ((tile_1 - tile) * 2LL)) * 16LL));
+            float * mine = (acc + (((((tile_1 - tile) * padded) + token) - token_first) * 16LL));
             int64_t token_1 = zse_minimum_i64((token + 0LL), (token_last - 1LL));
             int64_t row = (token_1 + 0LL);
             if ((experts == 2LL)) {
@@ -423,10 +423,10 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
         float scratch_11[1024] __attribute__((aligned(64)));
         float * acc_1 = scratch_11;
         int64_t num_blocks_1 = 0LL;
-        if ((token_first_1 < token_last_1)) {
+        int64_t padded_1 = ((((token_last_1 - token_first_1) + 3LL) / 4LL) * 4LL);
+        if (((token_first_1 < token_last_1) && (tile < tile_last_1))) {
           num_blocks_1 = blocks;
-          int64_t passes_1 = (((token_last_1 - token_first_1) + 3LL) / 4LL);
-          int64_t at_stop_2 = (passes_1 * 64LL);
+          int64_t at_stop_2 = (padded_1 * 16LL);
           for (int64_t at_2 = 0LL; at_2 < at_stop_2; at_2 += 8LL) {
             *(f32x8_mem *)(acc_1 + at_2) = zse_splat_f32x8((0.0f));
           }
@@ -477,7 +477,7 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
               const uint16_t * ahead_9 = planes_7;
               int64_t ahead_10 = (first__9 + 16LL);
               _Bool ahead_11 = (token_3 == token_first_1);
-              float * mine_1 = (acc_1 + ((((token_3 - token_first_1) * 1LL) + ((tile_3 - tile) * 4LL)) * 16LL));
+              float * mine_1 = (acc_1 + (((((tile_3 - tile) * padded_1) + token_3) - token_first_1) * 16LL));
               int64_t token_4 = zse_minimum_i64((token_3 + 0LL), (token_last_1 - 1LL));
               int64_t row_4 = (token_4 + 0LL);
               if ((experts == 2LL)) {
@@ -925,10 +925,10 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
         float scratch_18[1024] __attribute__((aligned(64)));
         float * acc_2 = scratch_18;
         int64_t num_blocks_2 = 0LL;
-        if ((token_first_2 < token_last_2)) {
+        int64_t padded_2 = ((((token_last_2 - token_first_2) + 3LL) / 4LL) * 4LL);
+        if (((token_first_2 < token_last_2) && (tile < tile_last_2))) {
           num_blocks_2 = blocks;
-          int64_t passes_2 = (((token_last_2 - token_first_2) + 3LL) / 4LL);
-          int64_t at_stop_4 = (passes_2 * 64LL);
+          int64_t at_stop_4 = (padded_2 * 16LL);
           for (int64_t at_4 = 0LL; at_4 < at_stop_4; at_4 += 8LL) {
             *(f32x8_mem *)(acc_2 + at_4) = zse_splat_f32x8((0.0f));
           }
@@ -1018,7 +1018,7 @@ void matmul_int8_int4a_g32_t8(const uint64_t *args, const int64_t *grid, int64_t
               const uint16_t * ahead_15 = planes_11;
               int64_t ahead_16 = (first__13 + 16LL);
               _Bool ahead_17 = (token_8 == token_first_2);
-              float * mine_2 = (acc_2 + ((((token_8 - token_first_2) * 1LL) + ((tile_5 - tile) * 4LL)) * 16LL));
+              float * mine_2 = (acc_2 + (((((tile_5 - tile) * padded_2) + token_8) - token_first_2) * 16LL));
               int64_t token_9 = zse_minimum_i64((token_8 + 0LL), (token_last_2 - 1LL));
               int64_t row_10 = (token_9 + 0LL);
               if ((experts == 2LL)) {
