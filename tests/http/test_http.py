@@ -9,7 +9,8 @@ import time
 import pytest
 from harness import chat_body, read_reply, receive, request, wait_for
 
-from zse.http.exchange import FILES_SHARE
+from zse.errors import RequestError
+from zse.http.exchange import FILES_SHARE, HTTPRequest
 from zse.http.listener import Limits
 
 H = b"Host: localhost\r\n"
@@ -367,3 +368,31 @@ def test_too_many_connections(own_server):
         sock.close()
     server.assert_quiet()
     assert server.get("/version").status == 200
+
+
+def nested(rng: random.Random, depth: int, twice: list[bool]) -> str:
+    """JSON text of objects and arrays in each other; twice: one object, at a place of its own, has a key twice if it holds True."""
+    if not depth or rng.random() < 0.2:
+        return rng.choice(["1", "-2.5", '"a:{[b"', "true", "[]", "{}", "[1,2,3]"])
+    parts = [nested(rng, depth - 1, twice) for _ in range(rng.randrange(1, 5))]
+    if rng.random() < 0.5:
+        return f"[{','.join(parts)}]"
+    names = [f'"{number}"' for number in range(len(parts))]
+    if twice[0] and rng.random() < 0.2:
+        twice[0], names, parts = False, [*names, names[0]], [*parts, rng.choice(["[[{}]]", "7", '{"c":[{}]}'])]
+    return "{" + ",".join(f"{name}:{part}" for name, part in zip(names, parts, strict=True)) + "}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_key_twice_is_found_wherever_it_stands(seed):
+    rng, found = random.Random(seed), 0
+    while found < 20:
+        twice = [True]
+        text = '{"x":' + nested(rng, 6, twice) + ',"y":[{"z":[3]}]}'
+        request = HTTPRequest("POST", "/", "", {}, False, True, None, text.encode())
+        if twice[0]:
+            assert request.json() == json.loads(text)
+        else:
+            found += 1
+            with pytest.raises(RequestError, match="a key occurs twice"):
+                request.json()

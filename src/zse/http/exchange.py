@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -162,7 +163,7 @@ class HTTPRequest(msgspec.Struct, eq=False):
             _check_depth(bare)
         if b"0" * 19 in bare.translate(_DIGITS_TO_ZERO):
             _check_integers(bare)
-        if bare.count(b":") != _count_members(value):
+        if bare.count(b":") != _count_members(value, opened):
             raise _refuse("a key occurs twice in one object")
         if type(value) is not dict:
             raise HTTPError("invalid_type", "The request body must be a JSON object.")
@@ -186,13 +187,25 @@ def _refuse(reason: str) -> HTTPError:
     return HTTPError("invalid_json", f"The request body is not valid JSON: {reason}.")
 
 
-def _count_members(value: object) -> int:
-    """Object members below `value`, by containers only (depth is bounded before this runs)."""
-    if type(value) is dict:
-        return len(value) + sum(_count_members(item) for item in value.values() if type(item) in (dict, list))
-    if type(value) is not list or {*map(type, value)}.isdisjoint((dict, list)):  # a million token ids, say
-        return 0
-    return sum(_count_members(item) for item in value if type(item) in (dict, list))
+def _count_members(value: object, containers: int) -> int:
+    """Object members in a value whose text has so many objects and arrays. Objects are searched first, and arrays only while some are
+    missing: not the token ids of a prompt (7,000 take 0.25 ms)."""
+    members, objects, arrays = 0, [value] if type(value) is dict else [], [value] if type(value) is list else []
+    found = 1
+    items: Iterable
+    while objects or arrays and found < containers:
+        if objects:
+            each = objects.pop()
+            members, items = members + len(each), each.values()
+        else:
+            items = arrays.pop()
+            if {*map(type, items)}.isdisjoint((dict, list)):
+                continue
+        for item in items:
+            if type(item) in (dict, list):
+                (objects if type(item) is dict else arrays).append(item)
+                found += 1
+    return members
 
 
 def _check_depth(bare: bytes) -> None:

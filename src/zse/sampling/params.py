@@ -4,6 +4,7 @@ Each line declares a field once: its type, range, default, meaning, the routes t
 option. The checks of the HTTP API (zse.server.requests), of `zse run`, `zse chat` and `zse.LLM`, docs/api.md and the
 OpenAPI document are made of it. The engine trusts what crossed one of these edges."""
 
+import functools
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -44,15 +45,31 @@ def token_id(value: Any, path: str) -> int:
 TOKEN_ID = Custom(token_id, {"type": "integer", "minimum": 0, "maximum": (1 << 31) - 1})
 
 
+@functools.cache
+def ids_below(limit: int) -> Any:
+    """What msgspec.convert() takes for a list of integers of [0, limit) alone."""
+    return list[Annotated[int, msgspec.Meta(ge=0, lt=limit)]]
+
+
+def are_ids(value: Any, limit: int) -> bool:
+    """Whether a list or tuple holds integers of [0, limit) alone, by one pass in C: 7,000 in 0.08 ms, where the types, min() and
+    max() take 0.4. What else counts as an integer (NumPy's) gives False."""
+    try:
+        msgspec.convert(value, ids_below(limit))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
 class TokenIds(Array, frozen=True):
-    """Token ids, checked together: 7,000 in 0.7 ms, which one by one take 4 of a prompt's time to its first token."""
+    """Token ids, checked together: one by one 7,000 take 4 ms of a prompt's time to its first token."""
 
     item: Kind = TOKEN_ID
     max_length: int = (1 << 31) - 1
 
     def check(self, value, path):
-        fits = type(value) in (list, tuple) and 0 < len(value) and self.min_length <= len(value) <= self.max_length
-        if fits and {*map(type, value)} == {int} and min(value) >= 0 and max(value) < 1 << 31:
+        fits = type(value) in (list, tuple) and self.min_length <= len(value) <= self.max_length
+        if fits and are_ids(value, 1 << 31):
             return list(value)
         return Array.check(self, value, path)
 

@@ -3,11 +3,14 @@ served."""
 
 from array import array
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
+
 from zse.errors import RequestError
-from zse.sampling.params import SamplingParams
+from zse.sampling.params import SamplingParams, ids_below
 from zse.scheduler import images
 from zse.scheduler.options import DEFAULT, RequestOptions
 
@@ -195,13 +198,16 @@ class TokenLimits(NamedTuple):
 
     def check_ids(self, param: str, ids: Collection[int]) -> None:
         """Raises RequestError for an id outside the vocabulary."""
-        if ids and not (min(ids) >= 0 and max(ids) < self.vocab_size):
-            bad = next(id for id in ids if not 0 <= id < self.vocab_size)
-            raise RequestError(
-                f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
-                code="invalid_token_id",
-                param=param,
-            )
+        with suppress(msgspec.ValidationError):
+            msgspec.convert(ids, ids_below(self.vocab_size))
+            return
+        for bad in ids:
+            if not 0 <= bad < self.vocab_size:
+                raise RequestError(
+                    f"token id {bad} is outside this model's vocabulary of {self.vocab_size}",
+                    code="invalid_token_id",
+                    param=param,
+                )
 
 
 def _no_tokens() -> RequestError:

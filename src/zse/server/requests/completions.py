@@ -26,7 +26,7 @@ from zse.sampling.fields import (
     refused,
     wrong_type,
 )
-from zse.sampling.params import MAX_LOGPROBS, RECOMMENDED, BeamParams, SamplingParams, TokenIds
+from zse.sampling.params import MAX_LOGPROBS, RECOMMENDED, BeamParams, SamplingParams, TokenIds, are_ids
 from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.server.errors import APIError
 from zse.server.requests import finding
@@ -438,7 +438,7 @@ def check_token_ids(completion: Completion, vocab_size: int) -> None:
     }
     fields = ("logit_bias", "stop_token_ids", "allowed_token_ids")
     for path, ids in (given | {name: getattr(params, name) for name in fields}).items():
-        if ids and max(ids) >= vocab_size:
+        if ids and not are_ids(ids, vocab_size) and max(ids) >= vocab_size:
             message = f"'{path}' holds a token id outside the vocabulary of {vocab_size}."
             raise APIError("invalid_token_id", message, path)
 
