@@ -12,6 +12,10 @@ class Detokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self.stopped: str | None = None
 
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
     def push(self, token: int) -> str:
         return self._emit(self._utf8.decode(bytes([token]) if token < 256 else b""))
 
@@ -88,6 +92,11 @@ class TextModel:
 
     def decode(self, ids: list[int]) -> str:
         return b"".join(map(self.token_bytes, ids)).decode("utf-8", "replace")
+
+    def prompt_pieces(self, ids: list[int], is_text: bool) -> list[str]:
+        show = Detokenizer(())
+        pieces = [show.push(id) for id in ids]
+        return [*pieces[:-1], pieces[-1] + show.finish()]
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b"<end>"

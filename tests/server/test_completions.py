@@ -7,8 +7,12 @@ import re
 import time
 
 import pytest
+from fake_text import TextModel
 from harness import chat_body, read_reply, request, wait_for
 
+from zse.engine.messages import TokenLogprob, Tokens
+from zse.sampling.params import SamplingParams
+from zse.server.answering import Choice
 from zse.server.requests.completions import choice_seed
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -207,6 +211,36 @@ def test_completion_logprobs(server):
     assert none["top_logprobs"] == [{"a": -0.5}, {"b": -0.5}]
     stopped = server.complete("abcd", logprobs=0, stop="c").json["choices"][0]
     assert stopped["text"] == "ab"
+
+
+def test_offsets_count_text_that_may_begin_a_stop_string(server):
+    for more in ({}, {"echo": True}):
+        given = {"logprobs": 0, "stop": "cdx", "max_tokens": 6} | more
+        reply = server.complete("abcdef", **given).json["choices"][0]
+        assert reply["text"][-6:] == "abcdef"
+        assert reply["logprobs"]["text_offset"] == list(range(len(reply["text"])))
+        events = server.complete("abcdef", stream=True, **given).events
+        streamed = [event["choices"][0]["logprobs"] for event in events[:-1]]
+        assert sum((found["text_offset"] for found in streamed if found), []) == reply["logprobs"]["text_offset"]
+
+
+def test_the_echo_of_a_prompt_that_is_cut(server):
+    """What was read is repeated: its log-probabilities are those of that text."""
+    for prompt in ("abcd", [97, 98, 99, 100]):
+        given = {"echo": True, "logprobs": 0, "max_tokens": 1, "truncate_prompt_tokens": 2}
+        reply = server.complete(prompt, **given).json["choices"][0]
+        assert reply["text"] == "cdc"
+        assert (reply["logprobs"]["tokens"], reply["logprobs"]["text_offset"]) == (["c", "d", "c"], [0, 1, 2])
+
+
+def test_answers_are_ranked_by_the_tokens_that_they_have():
+    """Not by those that came with the end of a stop string."""
+    wide = Choice(0, TextModel(), SamplingParams(stop=("b",), logprobs=0))
+    alone = Choice(1, TextModel(), SamplingParams(stop=("b",), logprobs=0))
+    scores = [TokenLogprob(value, []) for value in (-1.0, -1.0, -50.0)]
+    wide.feed(Tokens(1, [*b"abc"], scores))
+    alone.feed(Tokens(2, [*b"ab"], scores[:2]))
+    assert wide.rank[0] == alone.rank[0] == 1.0
 
 
 def test_echoed_logprobs(server):

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vocabularies import bpe_fields, spm_fields
 
+from zse.server.models import ServedModel
 from zse.tokenizer.bpe import from_gguf
 from zse.tokenizer.detokenize import IncrementalDetokenizer
 
@@ -148,6 +149,18 @@ def test_space_prefix():
     ids = tokenizer.encode("a a", add_bos=False)
     assert push_all(IncrementalDetokenizer(tokenizer), ids) == " a a"
     assert push_all(IncrementalDetokenizer(tokenizer, continuation=False), ids) == "a a"
+
+
+def test_pieces_of_a_prompt():
+    """Of text neither the BOS nor the space that the tokenizer adds; of ids all that they are."""
+    tokenizer = from_gguf(spm_fields({"▁": -1.0, "a": -1.0, "▁a": -0.5}))
+    model = ServedModel(tokenizer, None, IncrementalDetokenizer, "m", {})
+    ids = tokenizer.encode("a aé", add_bos=True)
+    pieces = model.prompt_pieces(ids, is_text=True)
+    assert (len(pieces), pieces[:3], "".join(pieces)) == (len(ids), ["", "a", " a"], "a aé")
+    shown = model.prompt_pieces(ids, is_text=False)
+    assert shown[0] == tokenizer.text_of(tokenizer.bos_id) and "".join(shown) == tokenizer.decode(ids)
+    assert model.prompt_pieces(ids[:-1], is_text=True)[-1] == "\ufffd"  # where a cut leaves half of a character
 
 
 def test_constant_work_per_token(small):

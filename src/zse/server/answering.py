@@ -101,10 +101,12 @@ class Choice:
         visible = event.tokens[:-1] if event.finish == "stop" else event.tokens
         for position, token in enumerate(visible):
             if self._want_scores and position < len(logprobs):
-                delta.scores.append(TokenScore.of(token, logprobs[position], self._num_chars + len(delta.text)))
+                offset = self._num_chars + len(delta.text) + self._detokenizer.num_held
+                delta.scores.append(TokenScore.of(token, logprobs[position], offset))
             self._add(delta, self._detokenizer.push(token))
             if self._detokenizer.stopped or self._splitter is not None and self._splitter.done:
                 self.num_tokens -= len(event.tokens) - position - 1
+                self.total_logprob -= sum(entry.logprob for entry in logprobs[position + 1 :])
                 delta.finish_reason = "stop"
                 del event.tokens[position + 1 :]
                 break

@@ -1,7 +1,5 @@
 """Log-probabilities as the APIs show them: of answers, and of prompts."""
 
-import codecs
-
 import msgspec
 
 from zse.engine.messages import Measured, TokenLogprob
@@ -11,7 +9,7 @@ MIN_LOGPROB = -9999.0  # JSON has no -Infinity
 
 class TokenScore(msgspec.Struct):
     """Log-probability of one generated token; top: (token id, logprob), best first; offset: where its text begins in
-    the answer, in characters (text that is held back for a stop string counts)."""
+    the answer, in characters (text that is held back for a stop string counts; behind an echo its characters, too)."""
 
     token: int
     logprob: float
@@ -22,6 +20,10 @@ class TokenScore(msgspec.Struct):
     def of(cls, token: int, entry: TokenLogprob, offset: int) -> "TokenScore":
         top = [(other, max(value, MIN_LOGPROB)) for other, value in entry.top]
         return cls(token, max(entry.logprob, MIN_LOGPROB), top, offset)
+
+    def moved(self, num_chars: int) -> "TokenScore":
+        """The same behind so much more text."""
+        return TokenScore(self.token, self.logprob, self.top, self.offset + num_chars)
 
 
 def chat_logprobs(scores: list[TokenScore], token_bytes) -> dict:
@@ -65,17 +67,16 @@ def completion_logprobs(scores: list[TokenScore], token_bytes) -> dict:
 
 
 def echoed_logprobs(
-    prompt: list[int], measured: Measured, scores: list[TokenScore], text_length: int, token_bytes
+    prompt: list[int], measured: Measured, pieces: list[str], text_length: int, scores: list[TokenScore], token_bytes
 ) -> dict:
     """`logprobs` of a text completion that repeats its prompt: the prompt's tokens, then the answer's (`scores`), whose
-    text begins after text_length characters. Nothing stands before the first token: its entries are null."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    text begins after text_length characters. pieces: what the prompt's tokens add to the text that is shown of it.
+    Nothing stands before the first token: its entries are null."""
     before, at = [], 0
-    for token, entry in zip(prompt, measured.scores(), strict=True):
+    for token, entry, piece in zip(prompt, measured.scores(), pieces, strict=True):
         before.append(TokenScore.of(token, entry or TokenLogprob(0.0, []), min(at, text_length)))
-        at += len(decoder.decode(token_bytes(token)))
-    after = [TokenScore(score.token, score.logprob, score.top, score.offset + text_length) for score in scores]
-    out = completion_logprobs(before + after, token_bytes)
+        at += len(piece)
+    out = completion_logprobs(before + [score.moved(text_length) for score in scores], token_bytes)
     out["token_logprobs"][0] = out["top_logprobs"][0] = None
     return out
 

@@ -110,6 +110,14 @@ class ServedModel:
     def decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids)
 
+    def prompt_pieces(self, ids: list[int], is_text: bool) -> list[str]:
+        """What each token adds to the text of a completion's prompt; the last has what an unfinished character is shown as.
+        is_text: it was sent as text, to which the tokenizer added the control tokens that are there, and a space before it."""
+        show = self._detokenizer(self._tokenizer, skip_special=is_text, continuation=False)
+        pieces = [show.push(id) for id in ids]
+        pieces[-1] += show.finish()
+        return pieces
+
     def detokenizer(
         self, stop: tuple[str, ...], keep: tuple[str, ...] = (), skip_special: bool = True, min_tokens: int = 0
     ):

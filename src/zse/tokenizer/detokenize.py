@@ -43,6 +43,11 @@ class IncrementalDetokenizer:
         self.stopped: str | None = None
         self.num_tokens = 0
 
+    @property
+    def num_held(self) -> int:
+        """Characters that the tokens so far have beyond the pieces given: they may begin a stop string."""
+        return len(self._held)
+
     def push(self, id: int) -> str:
         """The text that this token makes certain; "" once stopped. An id past the vocabulary has no text: embeddings
         are padded with rows that a model hardly ever samples. IndexError for a negative id."""

@@ -143,13 +143,17 @@ class _Chat(_Writer):
 class _Text(_Writer):
     """Texts; with `echo` behind their prompts."""
 
+    def __init__(self, job: CompletionRun):
+        super().__init__(job)
+        self._echoes: dict[int, str] = {}  # by prompt
+
     def content(self, choice: Choice) -> dict:
         job, echo, scores = self.job, self._echo(choice), None
         prompt = choice.index // job.completion.best_of
         if job.completion.params.logprobs is not None:
             scores = completion_logprobs(choice.scores, job.model.token_bytes)
             if echo:
-                scores = self._echoed(choice, choice.scores, len(echo))
+                scores = self._echoed(choice, choice.scores)
         out: dict = {"text": echo + choice.text, "logprobs": scores}
         if job.completion.params.prompt_logprobs is not None:
             out["prompt_logprobs"] = prompt_logprobs(job.prompts[prompt], job.measured[prompt], job.model.token_bytes)
@@ -157,26 +161,35 @@ class _Text(_Writer):
 
     def pieces(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> list[dict]:
         has_scores, out = self.job.completion.params.logprobs is not None, []
-        echo = self._echo(choice) if is_first else ""
-        if echo:
-            out.append({"text": echo, "logprobs": self._echoed(choice, [], len(echo)) if has_scores else None})
+        echo = self._echo(choice)
+        if echo and is_first:
+            out.append({"text": echo, "logprobs": self._echoed(choice, []) if has_scores else None})
         if delta.text or delta.scores:
-            scores = completion_logprobs(delta.scores, self.job.model.token_bytes) if has_scores else None
+            placed = [score.moved(len(echo)) for score in delta.scores] if echo else delta.scores
+            scores = completion_logprobs(placed, self.job.model.token_bytes) if has_scores else None
             out.append({"text": delta.text, "logprobs": scores})
         if delta.finish_reason is not None:
             out.append({"text": "", "finish_reason": delta.finish_reason})
         return out
 
     def _echo(self, choice: Choice) -> str:
-        """The choice's prompt, where it is to be repeated."""
-        if not self.job.completion.echo:
+        """The choice's prompt, where it is to be repeated: as it was sent, or what was kept of it."""
+        completion, prompt = self.job.completion, choice.index // self.job.completion.best_of
+        if not completion.echo:
             return ""
-        given = self.job.completion.prompts[choice.index // self.job.completion.best_of]
-        return given if type(given) is str else self.job.model.decode(given)
+        if prompt not in self._echoes:
+            given = completion.prompts[prompt]
+            is_whole = type(given) is str and completion.extras.truncate_prompt_tokens is None
+            self._echoes[prompt] = given if is_whole else "".join(self._prompt_pieces(prompt))
+        return self._echoes[prompt]
 
-    def _echoed(self, choice: Choice, scores: list, num_chars: int) -> dict:
-        job, prompt = self.job, choice.index // self.job.completion.best_of
-        return echoed_logprobs(job.prompts[prompt], job.measured[prompt], scores, num_chars, job.model.token_bytes)
+    def _prompt_pieces(self, prompt: int) -> list[str]:
+        return self.job.model.prompt_pieces(self.job.prompts[prompt], type(self.job.completion.prompts[prompt]) is str)
+
+    def _echoed(self, choice: Choice, scores: list) -> dict:
+        job, prompt, echo = self.job, choice.index // self.job.completion.best_of, self._echo(choice)
+        ids, pieces = job.prompts[prompt], self._prompt_pieces(prompt)
+        return echoed_logprobs(ids, job.measured[prompt], pieces, len(echo), scores, job.model.token_bytes)
 
 
 chat_writer = _Chat
