@@ -95,6 +95,30 @@ def test_log_probabilities(client):
     )
 
 
+@pytest.mark.parametrize("text", ["aé😀b", f"<think>é</think>\né {CALL}", f"é {CALL[:30]}"])
+def test_the_log_probabilities_of_a_message_are_those_of_its_tokens(client, text):
+    """Streamed as at once: a character of several tokens has all of theirs, and reasoning and calls none."""
+    options = dict(model="fake", input=text, tools=[TOOL], include=[LOGPROBS])
+    whole = client.responses.create(**options)
+    with client.responses.stream(**options) as stream:
+        events = list(stream)
+        streamed = stream.get_final_response()
+    for reply in (whole, streamed):
+        (part,) = [item.content[0] for item in reply.output if item.type == "message"]
+        assert b"".join(bytes(score.bytes) for score in part.logprobs).strip().decode() == part.text.strip()
+    deltas = [score for event in events if event.type == "response.output_text.delta" for score in event.logprobs]
+    assert [score.token for score in deltas] == [score.token for score in part.logprobs]
+
+
+def test_only_the_item_that_is_cut_is_incomplete(client):
+    options = dict(model="fake", input="<think>ab</think>\nabcdef", max_output_tokens=20)
+    whole = client.responses.create(**options)
+    with client.responses.stream(**options) as stream:
+        streamed = list(stream)[-1].response
+    for reply in (whole, streamed):
+        assert [item.status for item in reply.output] == ["completed", "incomplete"]
+
+
 def test_structured_output_has_its_schema():
     schema = {
         "type": "object",

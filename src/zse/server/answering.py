@@ -34,12 +34,15 @@ UNBOUNDED_TOKENS = 512
 
 class ChoiceDelta(msgspec.Struct):
     """What one engine event adds to an answer. tokens: where they are wanted, that which ended it included. text: of
-    its content; calls: (position among the answer's calls, a part). citations: whose markers it completes."""
+    its content; calls: (position among the answer's calls, a part). scores: of all tokens that came; text_scores: of
+    those whose text is in the content, given with its first piece that they are a part of. citations: whose markers it
+    completes."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[tuple[int, CallPart]] = []
     scores: list[TokenScore] = []
+    text_scores: list[TokenScore] = []
     tokens: list[int] = []
     citations: list[dict] = []
     finish_reason: str | None = None
@@ -70,6 +73,8 @@ class Choice:
         self.reasoning_tokens = 0  # the marks around it included
         self._undecided = 0  # tokens that may be the opening mark of reasoning
         self.scores: list[TokenScore] = []
+        self.text_scores: list[TokenScore] = []
+        self._open_scores: list[TokenScore] = []  # of tokens of which nothing was given out yet
         self.finish_reason: str | None = None
         self.num_tokens = 0
         self.cached_tokens = 0
@@ -103,6 +108,7 @@ class Choice:
             if self._want_scores and position < len(logprobs):
                 offset = self._num_chars + len(delta.text) + self._detokenizer.num_held
                 delta.scores.append(TokenScore.of(token, logprobs[position], offset))
+                self._open_scores.append(delta.scores[-1])
             self._add(delta, self._detokenizer.push(token))
             if self._detokenizer.stopped or self._splitter is not None and self._splitter.done:
                 self.num_tokens -= len(event.tokens) - position - 1
@@ -130,6 +136,7 @@ class Choice:
         self.parts.append(delta.text)
         self.reasoning_parts.append(delta.reasoning)
         self.scores += delta.scores
+        self.text_scores += delta.text_scores
         self.finish_reason = delta.finish_reason
         return delta
 
@@ -150,7 +157,7 @@ class Choice:
     def _add(self, delta: ChoiceDelta, text: str, of_token: bool = True) -> None:
         splitter = self._splitter
         if splitter is None:
-            delta.text += text
+            self._put(delta, [text] if text else [])
             return
         was_reasoning = splitter.is_reasoning
         if text:
@@ -159,6 +166,7 @@ class Choice:
             self._undecided += 1
         if was_reasoning or splitter.is_reasoning:
             self.reasoning_tokens += self._undecided
+            self._open_scores = []  # the marks around it are no content
         if not splitter.is_undecided:
             self._undecided = 0
 
@@ -172,6 +180,8 @@ class Choice:
                 self.call_parts.append(piece)
             else:
                 delta.text += piece
+                delta.text_scores += self._open_scores
+            self._open_scores = []
 
     @property
     def rank(self) -> tuple[float, int]:

@@ -144,8 +144,10 @@ class ResponseWriter:
         calls = [(index, CallPart(call.name, call.arguments, call.id)) for index, call in enumerate(choice.calls)]
         for piece in self.pieces(ChoiceDelta(choice.text, choice.reasoning, calls)):
             item = self._begin(piece)
-            item.text, item.status = piece.text, self.status
-            item.logprobs = self._scores(choice.scores) if item.kind == TEXT else []
+            item.text, item.status = piece.text, "completed"
+            item.logprobs = self._scores(choice.text_scores) if item.kind == TEXT else []
+        if self.items:  # the one that an end of tokens cuts
+            self.items[-1].status = self.status
         return msgspec.json.encode(self.response())
 
     def _event(self, kind: str, **values: object) -> bytes:
@@ -184,7 +186,7 @@ class ResponseWriter:
             item, more = self.items[-1], {}
             item.text += piece.text
             if item.kind == TEXT:
-                more = {"logprobs": self._scores(delta.scores)}
+                more = {"logprobs": self._scores(delta.text_scores)}
                 item.logprobs += more["logprobs"]
             out += self._event(f"response.{_DELTAS[item.kind]}.delta", delta=piece.text, **item.place, **more)
         if delta.finish_reason is not None:
