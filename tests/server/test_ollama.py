@@ -74,6 +74,7 @@ def test_generate(client):
     raw = client.generate("fake", "abc", raw=True, options={"num_predict": 2})
     assert (raw.response, raw.prompt_eval_count, raw.done_reason) == ("ab", 3, "length")
     assert client.generate("fake", "abc", raw=True).response == "abc"  # to its own end
+    assert client.generate("fake", "abc", raw=True, think=False).response == "abc"  # as every raw prompt
     scored = client.generate("fake", "ab", logprobs=True, top_logprobs=1)
     assert [score.token for score in scored.logprobs] == ["a", "b"] and len(scored.logprobs[0].top_logprobs) == 1
 

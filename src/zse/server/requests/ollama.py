@@ -229,7 +229,9 @@ def _continued(values: dict) -> Completion:
     for name in ("think", "system", "format", "images"):
         if values[name]:
             raise refused("invalid_value", f"'{name}' does not go with 'raw'.", name)
-    text = {name: value for name, value in _chat(values).items() if name not in ("response_format", "top_logprobs")}
+    # A chat's. What is left of think says false, which asks for nothing here.
+    of_chats = "response_format", "top_logprobs", "chat_template_kwargs", "thinking_budget"
+    text = {name: value for name, value in _chat(values).items() if name not in of_chats}
     text["logprobs"] = min(values["top_logprobs"] or 0, 5) if values["logprobs"] else None
     completion = read_completions(text | {"prompt": values["prompt"]})
     if "max_tokens" not in text:  # to the end of the context, which completions have no word for
