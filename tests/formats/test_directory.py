@@ -9,6 +9,7 @@ from formats_build import safetensors
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.opening import open_model
+from zse.formats.verify import verify
 
 
 def f32(*shape):
@@ -66,6 +67,36 @@ def test_shards_without_an_index(folder):
     shard(folder)
     (folder / "model.safetensors.index.json").unlink()
     assert set(open_model(folder).tensors) == {"a", "b", "c"}
+
+
+def test_an_index_that_was_left_behind(folder):
+    """Of shards of which none is there, beside one file of all tensors."""
+    single = (folder / "model.safetensors").read_bytes()
+    shard(folder)
+    (folder / "model.safetensors").write_bytes(single)
+    assert set(open_model(folder).tensors) == {"a", "b", "c"}
+    (folder / "model-1.safetensors").unlink()
+    with pytest.raises(FormatError, match="is missing: model.safetensors.index.json names it"):
+        open_model(folder)
+    (folder / "model-2.safetensors").unlink()
+    assert set(open_model(folder).tensors) == {"a"}
+
+
+def test_tensors_without_elements_are_passed_over(folder):
+    """The format has them: a quantizer's g_idx, say."""
+    from safetensors.numpy import save
+
+    tensors = {"a": np.ones((2, 3), np.float32), "empty": np.zeros(0, np.int32), "none": np.zeros((4, 0), np.float32)}
+    (folder / "model.safetensors").write_bytes(save(tensors))
+    index = {"weight_map": dict.fromkeys(tensors, "model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with open_model(folder) as source:
+        assert set(source.tensors) == {"a"}
+    verify(folder)
+    index["weight_map"]["gone"] = "model.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(FormatError, match="gone: is not in"):
+        open_model(folder)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from zse.errors import FormatError, UnsupportedError
 from zse.formats.file import ModelFile, read_object
-from zse.formats.safetensors import read_header
+from zse.formats.safetensors import filled, read_header
 from zse.formats.source import DENSE_TYPES, TensorInfo
 from zse.lazy import numpy as np
 from zse.quant import pack
@@ -140,7 +140,7 @@ def _found(pattern: dict[str, Any], module: str, otherwise: Any) -> Any:
 
 
 def _pairs(file: ModelFile, config: dict, rank: int, alpha: float) -> dict[str, Pair]:
-    tensors, _ = read_header(file)
+    tensors = filled(read_header(file)[0])
     path = os.path.join(os.path.dirname(file.path), CONFIG)
     ranks, alphas = (_pattern(path, config, name) for name in ("rank_pattern", "alpha_pattern"))
     downs: dict[str, TensorInfo] = {}

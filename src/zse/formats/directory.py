@@ -10,7 +10,7 @@ from functools import partial
 from zse.errors import FormatError
 from zse.formats import quantized, sentence, vocabulary
 from zse.formats.file import INCOMPLETE, ModelFile, read_object, read_whole
-from zse.formats.safetensors import read_header
+from zse.formats.safetensors import filled, read_header
 from zse.formats.source import INTERLEAVED_ROPE, ModelSource, TensorInfo, TokenizerSource
 
 INDEX = "model.safetensors.index.json"
@@ -128,7 +128,7 @@ def open_single(file: ModelFile) -> ModelSource:
         file.close()
         return open_directory(folder)
     tensors, metadata = read_header(file)
-    return ModelSource("safetensors", file.path, "hf", [file], tensors, metadata=metadata)
+    return ModelSource("safetensors", file.path, "hf", [file], filled(tensors), metadata=metadata)
 
 
 def _modelopt(path: str, names: list[str]) -> dict | None:
@@ -145,7 +145,9 @@ def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[
     if INDEX in names:
         weight_map = _weight_map(os.path.join(path, INDEX))
         shards = sorted(set(weight_map.values()))
-    else:
+        if SINGLE in names and not any(shard in names for shard in shards):
+            weight_map = None  # the index of shards that became the one file, which transformers reads, too
+    if weight_map is None:
         shards = [SINGLE]
         if SINGLE not in names:
             shards = [name for name in names if name.endswith(".safetensors") and not sentence.is_module(name)]
@@ -173,14 +175,14 @@ def _open_tensors(path: str, names: list[str], files: list[ModelFile]) -> tuple[
     for name, shard in (weight_map or {}).items():
         if name not in tensors or os.path.basename(tensors[name].file.path) != shard:
             raise FormatError(os.path.join(path, INDEX), 0, name, f"is not in {shard}, where the index puts it")
-    return tensors, metadata
+    return filled(tensors), metadata
 
 
 def _open_dense(path: str, number: int, files: list[ModelFile]) -> dict[str, TensorInfo]:
     """Weight and bias of a Dense module, by names of their own."""
     file = ModelFile(path)
     files.append(file)
-    parts, _ = read_header(file)
+    parts = filled(read_header(file)[0])
     return {
         sentence.dense_name(number, part): info._replace(name=sentence.dense_name(number, part))
         for part in ("weight", "bias")

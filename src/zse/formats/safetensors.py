@@ -39,6 +39,12 @@ def read_header(file: ModelFile) -> tuple[dict[str, TensorInfo], dict[str, str]]
     return {info.name: info for info in infos}, metadata
 
 
+def filled(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Those that have elements. The format allows others (quantizers write an empty g_idx where columns stand in their
+    order), and nothing reads them."""
+    return {name: info for name, info in tensors.items() if info.nbytes}
+
+
 def _tensor(file: ModelFile, name: str, entry: object, data: int) -> TensorInfo:
     def wrong(reason: str) -> FormatError:
         return file.wrong(8, name[:MAX_NAME_BYTES] or "tensor name", reason)
@@ -52,9 +58,9 @@ def _tensor(file: ModelFile, name: str, entry: object, data: int) -> TensorInfo:
         raise wrong("dtype is not a string")
     if dtype not in ELEMENT_BYTES:
         raise UnsupportedError(f"tensor {name}: dtype", dtype, ELEMENT_BYTES)
-    sizes_ok = isinstance(shape, list) and all(type(size) is int and size > 0 for size in shape)
+    sizes_ok = isinstance(shape, list) and all(type(size) is int and size >= 0 for size in shape)
     if not sizes_ok or len(shape) > MAX_RANK:
-        raise wrong(f"shape {str(shape)[:80]} is not a list of at most {MAX_RANK} positive sizes")
+        raise wrong(f"shape {str(shape)[:80]} is not a list of at most {MAX_RANK} sizes")
     if not isinstance(place, list) or len(place) != 2 or not all(type(at) is int and at >= 0 for at in place):
         raise wrong(f"data_offsets {str(place)[:80]} are not two positions")
     nbytes = math.prod(shape, start=ELEMENT_BYTES[dtype])
