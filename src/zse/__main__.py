@@ -1,8 +1,32 @@
 """python -m zse, and the command `zse`."""
 
+import codecs
+import io
 import os
 import signal
 import sys
+
+
+def _shown(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Of a text that the output's encoding lacks words for: the bytes of a file's name as they are, else a question mark."""
+    assert isinstance(error, UnicodeEncodeError)
+    part = error.object[error.start : error.end]
+    return b"".join(bytes([ord(c) & 255]) if "\udc80" <= c <= "\udcff" else b"?" for c in part), error.end
+
+
+def open_streams() -> None:
+    """Input and outputs that are there and take any text. Where one was closed (`>&-`), the next file or socket would be
+    what is printed to. In a locale that is not UTF-8, or for a name of a file that is not, printing would raise."""
+    for number, name, mode in (0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w"):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            setattr(sys, name, open(number, mode, closefd=False))
+    codecs.register_error("zse", _shown)
+    for stream, errors in (sys.stdin, "replace"), (sys.stdout, "zse"):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
 
 
 def main() -> int:
@@ -16,6 +40,7 @@ def main() -> int:
         if waits:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
+    open_streams()
     try:
         return __import__("zse.cli.main", fromlist=["main"]).main(begin=begin)
     except ModuleNotFoundError as error:

@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 from cli_process import ENVIRONMENT
 
+sys.path.append(str(Path(__file__).parents[1] / "engine"))
+import tiny_model  # noqa: E402
+
 from zse.cli import main as cli
 from zse.cli.parser import Amount
 
@@ -113,6 +116,58 @@ def test_a_reader_that_went_away_is_quiet(home):
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait() in (0, 141)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_a_stream_that_is_closed(home, closed):
+    """Nothing else gets its number, and what is printed to it is for nobody."""
+    environment = ENVIRONMENT | {"ZSE_HOME": str(home)}
+    command = f"{sys.executable} -m zse ls --json {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, "") and (">" in closed.replace("2>", "")) == (not done.stdout)
+    wrong = subprocess.run(["sh", "-c", f"{sys.executable} -m zse nothing {closed}"], env=environment, timeout=60)
+    assert wrong.returncode == 2
+
+
+def test_a_full_disk_is_one_line(home):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "zse", "ls", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=ENVIRONMENT,
+        )
+    assert (done.returncode, done.stderr) == (1, "zse: error: No space left on device\n")
+
+
+def test_a_home_that_is_a_file_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    environment = ENVIRONMENT | {"ZSE_HOME": str(tmp_path / "file")}
+    done = subprocess.run([sys.executable, "-m", "zse", "ls"], capture_output=True, text=True, env=environment)
+    assert done.returncode == 1 and done.stderr == f"zse: error: {tmp_path}/file/models: Not a directory\n"
+
+
+def test_what_the_outputs_encoding_lacks_is_a_question_mark(home):
+    environment = ENVIRONMENT | {"PYTHONIOENCODING": "ascii:strict"}
+    done = subprocess.run([sys.executable, "-m", "zse", "serve", "--help"], capture_output=True, env=environment)
+    assert done.returncode == 0 and not done.stderr and b"NAME=W" in done.stdout and b"models=NAME,?" in done.stdout
+
+
+def test_a_name_that_is_not_utf8_is_shown_as_it_is(home, tmp_path):
+    environment = ENVIRONMENT | {"PYTHONIOENCODING": "utf-8:strict"}
+    folder = tiny_model.write(tmp_path / os.fsdecode(b"m\xe9"))
+    made = os.fsencode(tmp_path) + b"/\xff.zse"
+
+    def zse(*words):
+        return subprocess.run([sys.executable, "-m", "zse", *words], capture_output=True, env=environment, timeout=120)
+
+    assert b"m\xe9" in zse("show", folder).stdout
+    assert zse("convert", folder, made).returncode == 0
+    verified = zse("verify", made)
+    assert verified.returncode == 0 and made + b": sound" in verified.stdout
+    served = zse("serve", folder, "--port", "0")
+    assert served.returncode == 2 and b"must be UTF-8; rename it" in served.stderr
 
 
 def test_ctrl_c_is_quiet_and_130(home, tmp_path):

@@ -56,9 +56,20 @@ def main(argv: list[str] | None = None, begin: Callable[[], None] = lambda: None
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; that must not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as error:  # of a full disk behind our output, of a folder that may not be read
+        _drop_output()
+        where = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+        return fail(where + (error.strerror or str(error)), 1)
+
+
+def _drop_output() -> None:
+    """Python flushes stdout once more at exit; that must not raise again."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(message: str, exit_code: int) -> int:

@@ -375,6 +375,11 @@ def _models(args) -> list[tuple[str, tuple[str, ...]]]:
     if args.model_name:
         found[0] = found[0][0], (args.model_name,)
     names = [names[0] for _, names in found]
+    for text in (*names, *(path for path, _ in found)):
+        if not text.isprintable() and text != text.encode("utf-8", "replace").decode():  # which JSON cannot have
+            raise ConfigError(
+                f"{ascii(text)}: the name and the path of a model that is served must be UTF-8; rename it"
+            )
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two of the models are called {name}: rename a file, or serve them apart")

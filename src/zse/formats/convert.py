@@ -388,12 +388,17 @@ def _row_order(model: ModelSource, info: TensorInfo) -> tuple[list[int] | None, 
     return rope_row_order(heads, head_dim, turn), head_dim
 
 
+def _as_text(path: str) -> str:
+    """A path as JSON can have it, also one that is not UTF-8."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
 def _identity(model: ModelSource, clip_search: bool) -> bytes:
     """What a .part must have been made from to be continued."""
     stamps = []
     for file in model.files:
         status = os.fstat(file.fd)
-        stamps.append([os.path.abspath(file.path), status.st_size, status.st_mtime_ns])
+        stamps.append([_as_text(os.path.abspath(file.path)), status.st_size, status.st_mtime_ns])
     return to_json([stamps, clip_search])
 
 
@@ -411,7 +416,7 @@ def _describe(
     else:
         generation = model.generation_config or recommended(model)[0] or None
         config |= {"metadata": model.metadata, "hf_config": model.hf_config, "generation_config": generation}
-    files = [{"name": os.path.basename(file.path), "nbytes": file.size} for file in model.files]
+    files = [{"name": _as_text(os.path.basename(file.path)), "nbytes": file.size} for file in model.files]
     provenance = {
         "made_by": f"zse {zse.__version__}",
         "source": {"kind": model.kind, "files": files},
