@@ -1,10 +1,12 @@
 """python -m zse, and the command `zse`."""
 
+import _thread
 import codecs
 import io
 import os
 import signal
 import sys
+import time
 
 
 def _shown(error: UnicodeError) -> tuple[str | bytes, int]:
@@ -29,6 +31,20 @@ def open_streams() -> None:
             stream.reconfigure(errors=errors)
 
 
+def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """A Ctrl-C that came while Python called a __del__ is reported, not raised: a load of a model, which frees thousands
+    of buffers, would go on. It comes again once that is over; here it would be lost once more."""
+
+    def interrupt() -> None:
+        time.sleep(0.001)
+        _thread.interrupt_main()
+
+    if issubclass(unraisable.exc_type, KeyboardInterrupt):
+        _thread.start_new_thread(interrupt, ())
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
 def main() -> int:
     """zse.cli.main.main(). Until a command runs Ctrl-C ends the process at once: a KeyboardInterrupt in the middle of
     an import or of argparse becomes other errors there, and nothing is begun that would have to be put in order."""
@@ -39,6 +55,7 @@ def main() -> int:
     def begin() -> None:
         if waits:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            sys.unraisablehook = _interrupt_again
 
     open_streams()
     try:

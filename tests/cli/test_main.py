@@ -211,8 +211,10 @@ def test_number_refuses_what_is_not_finite_or_outside():
         "sys.meta_path.insert(0, Finder())",
         "import argparse\nargparse.ArgumentParser.format_usage = interrupt",
         "from zse.cli import run\nrun.run = interrupt",
+        "from zse.cli import run\nimport time\nclass Freed:\n __del__ = interrupt\n"
+        "def free(*_):\n Freed()\n time.sleep(20)\n return 0\nrun.run = free",
     ],
-    ids=["importing", "parsing", "running"],
+    ids=["importing", "parsing", "running", "freeing"],
 )
 def test_ctrl_c_is_quiet_from_the_first_import_on(moment):
     script = (
