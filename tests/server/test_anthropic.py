@@ -89,6 +89,15 @@ def test_thinking_text_and_calls(client, streamed):
     assert answer.content[0].text == "14 degrees" and answer.stop_reason == "end_turn"
 
 
+def test_blocks_stand_in_the_order_in_which_they_came(client):
+    options = dict(model="fake", max_tokens=200, messages=user(f"One.\n{CALL}\nTwo."), tools=[WEATHER])
+    with client.messages.stream(**options) as stream:
+        replies = client.messages.create(**options), stream.get_final_message()
+    for reply in replies:
+        assert [block.type for block in reply.content] == ["text", "tool_use", "text"]
+        assert [block.text.strip() for block in reply.content if block.type == "text"] == ["One.", "Two."]
+
+
 def test_an_answer_that_is_begun(client):
     begun = [*user("hello"), {"role": "assistant", "content": "hel"}]
     counted = client.messages.count_tokens(model="fake", messages=begun)

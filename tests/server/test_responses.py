@@ -110,6 +110,27 @@ def test_the_log_probabilities_of_a_message_are_those_of_its_tokens(client, text
     assert [score.token for score in deltas] == [score.token for score in part.logprobs]
 
 
+def test_items_stand_in_the_order_in_which_they_came(client):
+    text = f"One.\n{CALL}\nTwo.\n{CALL} Three."
+    options = dict(model="fake", input=text, tools=[TOOL])
+    whole = client.responses.create(**options)
+    with client.responses.stream(**options) as stream:
+        streamed = list(stream)[-1].response
+    for reply in (whole, streamed):
+        assert [item.type for item in reply.output] == ["message", "function_call"] * 2 + ["message"]
+        texts = [item.content[0].text.strip() for item in reply.output if item.type == "message"]
+        assert texts == ["One.", "Two.", "Three."]
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": f"user:{number}"}
+        for number, item in enumerate(reply.output)
+        if item.type == "function_call"
+    ]
+    items = [{"role": "user", "content": text}, *(item.model_dump(exclude_none=True) for item in reply.output)]
+    found = read_responses({"input": [*items, *results]})[0].messages
+    assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool"]
+    assert len(found[1]["tool_calls"]) == 2 and found[1]["content"].split() == ["One.", "Two.", "Three."]
+
+
 def test_only_the_item_that_is_cut_is_incomplete(client):
     options = dict(model="fake", input="<think>ab</think>\nabcdef", max_output_tokens=20)
     whole = client.responses.create(**options)

@@ -21,6 +21,7 @@ from zse.server.logprobs import TokenScore
 from zse.server.requests import image_parts
 from zse.server.requests.completions import SESSION_HEADER, Completion, Extras, check_token_ids, choice_params
 from zse.server.requests.forms import named
+from zse.server.tools.answer import CALL, CONTENT, REASONING, AnswerSegment, join
 from zse.server.tools.calls import CallPart, ToolCall, fold
 from zse.server.tools.chat import Answers, prepare, structure_for
 from zse.server.tools.reasoning import Reasoning
@@ -34,15 +35,14 @@ UNBOUNDED_TOKENS = 512
 
 class ChoiceDelta(msgspec.Struct):
     """What one engine event adds to an answer. tokens: where they are wanted, that which ended it included. text: of
-    its content; calls: (position among the answer's calls, a part). scores: of all tokens that came; text_scores: of
-    those whose text is in the content, given with its first piece that they are a part of. citations: whose markers it
-    completes."""
+    its content; calls: (position among the answer's calls, a part). segments: all of these in their order. scores: of
+    all tokens that came. citations: whose markers it completes."""
 
     text: str = ""
     reasoning: str = ""
     calls: list[tuple[int, CallPart]] = []
     scores: list[TokenScore] = []
-    text_scores: list[TokenScore] = []
+    segments: list[AnswerSegment] = []
     tokens: list[int] = []
     citations: list[dict] = []
     finish_reason: str | None = None
@@ -66,14 +66,12 @@ class Choice:
         self.citations: list[dict] = []
         self._cites = None if grounding is None else citations.CitationReader(grounding.passages)
         self.tokens: list[int] = []
-        self.parts: list[str] = []
-        self.reasoning_parts: list[str] = []
+        self.segments: list[AnswerSegment] = []
         self.call_parts: list[CallPart] = []
         self._num_calls = 0
         self.reasoning_tokens = 0  # the marks around it included
         self._undecided = 0  # tokens that may be the opening mark of reasoning
         self.scores: list[TokenScore] = []
-        self.text_scores: list[TokenScore] = []
         self._open_scores: list[TokenScore] = []  # of tokens of which nothing was given out yet
         self.finish_reason: str | None = None
         self.num_tokens = 0
@@ -87,7 +85,7 @@ class Choice:
 
     @property
     def text(self) -> str:
-        return "".join(self.parts)
+        return "".join([text for segment in self.segments if segment.kind == CONTENT for text in segment.texts])
 
     @property
     def calls(self) -> list[ToolCall]:
@@ -133,10 +131,15 @@ class Choice:
             delta.citations = self._cites.push(delta.text)
             self.citations += delta.citations
         self._num_chars += len(delta.text)
-        self.parts.append(delta.text)
-        self.reasoning_parts.append(delta.reasoning)
+        if self._splitter is not None:
+            join(self.segments, delta.segments)
+        elif delta.text:
+            delta.segments = [AnswerSegment(CONTENT, texts=[delta.text], scores=self._open_scores)]
+            self._open_scores = []
+            self.segments = self.segments or [AnswerSegment(CONTENT)]
+            self.segments[0].texts.append(delta.text)
+            self.segments[0].scores += delta.segments[0].scores
         self.scores += delta.scores
-        self.text_scores += delta.text_scores
         self.finish_reason = delta.finish_reason
         return delta
 
@@ -152,12 +155,12 @@ class Choice:
 
     @property
     def reasoning(self) -> str:
-        return "".join(self.reasoning_parts)
+        return "".join([text for segment in self.segments if segment.kind == REASONING for text in segment.texts])
 
     def _add(self, delta: ChoiceDelta, text: str, of_token: bool = True) -> None:
         splitter = self._splitter
         if splitter is None:
-            self._put(delta, [text] if text else [])
+            delta.text += text  # which is one segment
             return
         was_reasoning = splitter.is_reasoning
         if text:
@@ -174,13 +177,16 @@ class Choice:
         for piece in pieces:
             if isinstance(piece, Reasoning):
                 delta.reasoning += piece.text
+                segment = AnswerSegment(REASONING, texts=[piece.text])
             elif isinstance(piece, CallPart):
                 self._num_calls += bool(piece.name)
                 delta.calls.append((self._num_calls - 1, piece))
                 self.call_parts.append(piece)
+                segment = AnswerSegment(CALL, self._num_calls - 1, piece.id, piece.name, [piece.arguments])
             else:
                 delta.text += piece
-                delta.text_scores += self._open_scores
+                segment = AnswerSegment(CONTENT, texts=[piece], scores=self._open_scores)
+            join(delta.segments, [segment])
             self._open_scores = []
 
     @property

@@ -295,6 +295,10 @@ def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
             else:
                 out.append({"role": role, "content": _chat_content(item["content"])})
         else:
+            if kind == "message" and last is not None and "tool_calls" in last and type(item["content"]) is str:
+                # Text behind calls, whose results come next: templates want them behind the calls' message.
+                last["content"] += ("\n" if last["content"] else "") + item["content"]
+                continue
             if last is None or kind != "function_call" and (last["content"] or "tool_calls" in last):
                 last = {"role": "assistant", "content": ""}
                 out.append(last)

@@ -9,6 +9,7 @@ from zse.server import images
 from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
 from zse.server.api_request import APIRequest
 from zse.server.requests.messages import read_counted, read_messages
+from zse.server.tools.answer import CALL, CONTENT, REASONING
 from zse.server.tools.calls import ToolCall, arguments_of
 from zse.server.tools.chat import prepare
 from zse.server.work import RequestRun, check_text, maybe_in_thread
@@ -19,6 +20,7 @@ _BEGUN: dict[str, dict] = {
     "thinking": {"type": "thinking", "thinking": "", "signature": ""},
     "text": {"type": "text", "text": ""},
 }
+_NAMES = {CONTENT: "text", REASONING: "thinking"}
 
 
 def _event(kind: str, **values: object) -> bytes:
@@ -65,22 +67,25 @@ class _Writer:
     def whole(self) -> bytes:
         choice = self.job.choices[0]
         content: list[dict] = []
-        if choice.reasoning:
-            content.append(_BEGUN["thinking"] | {"thinking": choice.reasoning})
-        if choice.text:
-            content.append(_BEGUN["text"] | {"text": choice.text})
-        content += [_tool_use(call) | {"input": arguments_of(call)} for call in choice.calls]
+        calls = choice.calls
+        for segment in choice.segments:
+            if segment.kind == CALL:
+                content.append(_tool_use(calls[segment.number]) | {"input": arguments_of(calls[segment.number])})
+            else:
+                name = _NAMES[segment.kind]
+                content.append(_BEGUN[name] | {name: segment.text})
         return msgspec.json.encode(self._message() | {"content": content} | self._end(choice))
 
     def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
         out = _event("message_start", message=self._message()) if is_first else b""
-        if delta.reasoning:
-            out += self._add("thinking", _BEGUN["thinking"], {"type": "thinking_delta", "thinking": delta.reasoning})
-        if delta.text:
-            out += self._add("text", _BEGUN["text"], {"type": "text_delta", "text": delta.text})
-        for index, call in delta.calls:
-            begun = _tool_use(ToolCall(call.name, "", call.id))
-            out += self._add(str(index), begun, {"type": "input_json_delta", "partial_json": call.arguments})
+        for segment in delta.segments:
+            if segment.kind == CALL:
+                begun = _tool_use(ToolCall(segment.name, "", segment.id))
+                added = {"type": "input_json_delta", "partial_json": segment.text}
+                out += self._add(str(segment.number), begun, added)
+            else:
+                name = _NAMES[segment.kind]
+                out += self._add(name, _BEGUN[name], {"type": f"{name}_delta", name: segment.text})
         if delta.finish_reason is not None:
             out += self._close() + _event("message_delta", delta=self._end(choice), usage=self._usage())
         return out

@@ -9,7 +9,7 @@ from zse.server import database as storage
 from zse.server.answering import Choice, ChoiceDelta, CompletionRun, TokenUsage
 from zse.server.logprobs import TokenScore, chat_logprobs
 from zse.server.requests.responses import shown
-from zse.server.tools.calls import CallPart
+from zse.server.tools import answer as parts
 
 TEXT, REASONING, CALL, MCP_CALL = "message", "reasoning", "function_call", "mcp_call"
 _PREFIXES = {TEXT: "msg_", REASONING: "rs_", CALL: "fc_", MCP_CALL: "mcp_", "mcp_list_tools": "mcpl_"}
@@ -59,11 +59,13 @@ class OutputItem:
 
 
 class OutputPiece(msgspec.Struct):
-    """Text that goes to an item. key: its kind, and the number of the call; more: what the item has beside."""
+    """Text that goes to an item. key: its kind, and the number of the call; more: what the item has beside; scores: of
+    a message's tokens."""
 
     key: tuple[str, int]
     text: str
     more: dict = {}
+    scores: list[TokenScore] = []
 
 
 class ResponseWriter:
@@ -141,11 +143,9 @@ class ResponseWriter:
     def whole(self) -> bytes:
         choice = self.job.choices[0]
         self._end(choice)
-        calls = [(index, CallPart(call.name, call.arguments, call.id)) for index, call in enumerate(choice.calls)]
-        for piece in self.pieces(ChoiceDelta(choice.text, choice.reasoning, calls)):
+        for piece in self.pieces(choice.segments):
             item = self._begin(piece)
-            item.text, item.status = piece.text, "completed"
-            item.logprobs = self._scores(choice.text_scores) if item.kind == TEXT else []
+            item.text, item.status, item.logprobs = piece.text, "completed", self._scores(piece.scores)
         if self.items:  # the one that an end of tokens cuts
             self.items[-1].status = self.status
         return msgspec.json.encode(self.response())
@@ -161,20 +161,20 @@ class ResponseWriter:
         out = self._event("response.created", response=response)
         return out + self._event("response.in_progress", response=response)
 
-    def pieces(self, delta: ChoiceDelta) -> list[OutputPiece]:
+    def pieces(self, segments: list[parts.AnswerSegment]) -> list[OutputPiece]:
         """What goes to which item."""
-        out = [OutputPiece((REASONING, 0), delta.reasoning)] if delta.reasoning else []
-        out += [OutputPiece((TEXT, 0), delta.text)] if delta.text else []
-        return out + [
-            OutputPiece((CALL, index), call.arguments, {"call_id": call.id, "name": call.name})
-            for index, call in delta.calls
+        return [
+            OutputPiece((CALL, one.number), one.text, {"call_id": one.id, "name": one.name})
+            if one.kind == parts.CALL
+            else OutputPiece((TEXT if one.kind == parts.CONTENT else REASONING, 0), one.text, scores=one.scores)
+            for one in segments
         ]
 
     def part(self, choice: Choice, delta: ChoiceDelta, is_first: bool) -> bytes:
         out = b""
         if is_first:
             out += self.opening()
-        for piece in self.pieces(delta):
+        for piece in self.pieces(delta.segments):
             if piece.key != self._open:
                 out += self._close("completed")
                 item = self._begin(piece)
@@ -186,7 +186,7 @@ class ResponseWriter:
             item, more = self.items[-1], {}
             item.text += piece.text
             if item.kind == TEXT:
-                more = {"logprobs": self._scores(delta.text_scores)}
+                more = {"logprobs": self._scores(piece.scores)}
                 item.logprobs += more["logprobs"]
             out += self._event(f"response.{_DELTAS[item.kind]}.delta", delta=piece.text, **item.place, **more)
         if delta.finish_reason is not None:

@@ -9,7 +9,7 @@ import msgspec
 
 from zse.http.exchange import Response
 from zse.server import idempotency
-from zse.server.answering import ChoiceDelta, CompletionRun, TokenUsage, accept, begun
+from zse.server.answering import CompletionRun, TokenUsage, accept, begun
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError, unsupported
 from zse.server.mcp.results import CallResult, McpTool
@@ -20,6 +20,7 @@ from zse.server.requests.mcp import ALWAYS, NEVER, approved
 from zse.server.requests.responses import check_items, completion_of
 from zse.server.routes.mcp import check_access
 from zse.server.routes.response_items import CALL, MCP_CALL, OutputItem, OutputPiece, ResponseWriter
+from zse.server.tools.answer import AnswerSegment
 from zse.server.tools.calls import load_object
 from zse.server.work import RequestRun, maybe_in_thread
 
@@ -57,9 +58,9 @@ class _Writer(ResponseWriter):
         self._before, self.job, self.status = self.used, job, "in_progress"
         self._called.clear()
 
-    def pieces(self, delta: ChoiceDelta) -> list[OutputPiece]:
+    def pieces(self, segments: list[AnswerSegment]) -> list[OutputPiece]:
         out = []
-        for piece in super().pieces(delta):
+        for piece in super().pieces(segments):
             kind, index = piece.key
             if kind == CALL and piece.more["name"]:
                 self._called[index] = self.offers.get(piece.more["name"])

@@ -10,6 +10,7 @@ import msgspec
 
 import zse.server.tools.parsers as parsers
 import zse.server.tools.reasoning as reasoning
+from zse.server.logprobs import TokenScore
 from zse.server.tools import choosing, recipients
 from zse.server.tools.blocks import BlockParser
 from zse.server.tools.calls import CallPart
@@ -18,6 +19,37 @@ from zse.server.tools.reasoning import Marks, Reasoning, ReasoningParser
 from zse.server.tools.recipients import RecipientParser
 
 _LETTERS = string.ascii_letters + string.digits
+
+CONTENT, REASONING, CALL = "content", "reasoning", "call"
+
+
+class AnswerSegment(msgspec.Struct):
+    """A stretch of an answer, in the order in which they came: an API whose answers are items or blocks makes one of
+    each, whole or streamed. texts: of content, of reasoning or of a call's arguments, which together are its text.
+    number, id, name: of a call, its position among the answer's. scores: of the content's tokens, with the first piece
+    of their text."""
+
+    kind: str
+    number: int = 0
+    id: str = ""
+    name: str = ""
+    texts: list[str] = []
+    scores: list[TokenScore] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+def join(segments: list[AnswerSegment], more: list[AnswerSegment]) -> None:
+    """Add what follows; the first of it may go on with the last one. Those of `more` become the list's own."""
+    for segment in more:
+        last = segments[-1] if segments else None
+        if last is not None and last.kind == segment.kind and last.number == segment.number:
+            last.texts += segment.texts
+            last.scores += segment.scores
+        else:
+            segments.append(segment)
 
 
 class Format(msgspec.Struct, frozen=True):
