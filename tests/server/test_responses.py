@@ -131,6 +131,16 @@ def test_items_stand_in_the_order_in_which_they_came(client):
     assert len(found[1]["tool_calls"]) == 2 and found[1]["content"].split() == ["One.", "Two.", "Three."]
 
 
+def test_a_call_that_was_cut_may_be_sent_again(client):
+    options = dict(model="fake", tools=[TOOL], max_output_tokens=60)
+    reply = client.responses.create(input=CALL, **options)
+    (call,) = reply.output
+    assert (call.type, call.status) == ("function_call", "incomplete") and not call.arguments.endswith("}")
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "user:again"}
+    items = [{"role": "user", "content": CALL}, call.model_dump(exclude_none=True), result]
+    assert client.responses.create(input=items, **options).output_text == "again"
+
+
 def test_only_the_item_that_is_cut_is_incomplete(client):
     options = dict(model="fake", input="<think>ab</think>\nabcdef", max_output_tokens=20)
     whole = client.responses.create(**options)

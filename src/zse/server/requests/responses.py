@@ -31,6 +31,7 @@ from zse.server.requests.conversation import (
     PARAMETERS,
 )
 from zse.server.requests.forms import EFFORTS
+from zse.server.tools.calls import load_object
 
 # What items of earlier answers hold that says nothing here.
 _FOREIGN = """id status phase annotations logprobs caller namespace encrypted_content summary type allowed_callers defer_loading
@@ -307,11 +308,20 @@ def _conversation(instructions: str | None, items: list[dict]) -> list[dict]:
             elif kind == "reasoning":
                 last["reasoning_content"] = last.get("reasoning_content", "") + item["content"]
             else:
-                function = {"name": item["name"], "arguments": item["arguments"]}
+                function = {"name": item["name"], "arguments": _arguments(item["arguments"])}
                 last.setdefault("tool_calls", []).append(
                     {"id": item["call_id"], "type": "function", "function": function}
                 )
     return [*out, {"role": "user", "content": shown}] if shown else out
+
+
+def _arguments(text: str) -> str:
+    """Of a call that broke off, which an answer's items have as far as it came, those that templates can show: none."""
+    try:
+        load_object(text)
+    except ValueError:
+        return "{}"
+    return text
 
 
 def _as_list(content: str | list[dict]) -> list[dict]:
