@@ -87,6 +87,14 @@ def test_it_is_of_a_tenant_and_a_route(ask):
         assert again.headers["content-type"] == first.headers["content-type"]
 
 
+def test_it_is_of_a_session(ask):
+    """The header that names one is a part of the request."""
+    first, again = (ask(chat_body("a"), **{"zse-session-id": "one"}) for _ in range(2))
+    assert first.status == 200 and again.body == first.body
+    for other in ({"zse-session-id": "two"}, {}):
+        assert ask(chat_body("a"), **other).error["code"] == "idempotency_key_reused"
+
+
 def test_one_at_a_time(server, ask, keys):
     body = chat_body("!stall")
     with server.connect() as held:

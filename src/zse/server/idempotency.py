@@ -13,6 +13,7 @@ from zse.http.exchange import Response
 from zse.server import database as storage
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
+from zse.server.requests.completions import SESSION_HEADER
 
 HEADER = "Idempotency-Key"
 MOST_CHARACTERS = 255
@@ -38,7 +39,9 @@ async def once(
         raise APIError("invalid_value", message, HEADER)
     if app.database is None:
         raise refused("answers are kept by a server with a database (--database PATH)")
-    digest = hashlib.sha256(request.route.path.encode() + b"\0" + request.body).digest()
+    session = request.headers.get(SESSION_HEADER)  # it says what the body goes on from
+    route = request.route.path if session is None else f"{request.route.path}\0{session}"
+    digest = hashlib.sha256(route.encode() + b"\0" + request.body).digest()
     name = (request.tenant, key)
     if name in app.running_keys:
         raise APIError("idempotency_key_in_use", f"A request with this {HEADER} is running.", HEADER)
