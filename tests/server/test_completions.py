@@ -194,6 +194,7 @@ def test_chat_logprobs(server):
     }
     assert server.chat("a", logprobs=True).json["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
     assert server.chat("a", logprobs=False).json["choices"][0]["logprobs"] is None
+    assert server.chat("a", logprobs=False, top_logprobs=0).json["choices"][0]["logprobs"] is None
     events = server.chat("aé", logprobs=True, top_logprobs=2, stream=True).events
     streamed = [entry for event in events[:-1] for entry in (event["choices"][0]["logprobs"] or {}).get("content", [])]
     assert streamed == content

@@ -110,6 +110,11 @@ def test_the_log_probabilities_of_a_message_are_those_of_its_tokens(client, text
     assert [score.token for score in deltas] == [score.token for score in part.logprobs]
 
 
+def test_no_alternatives_of_no_log_probabilities(client):
+    reply = client.responses.create(model="fake", input="abc", top_logprobs=0)
+    assert reply.output_text == "abc" and not reply.output[0].content[0].logprobs
+
+
 def test_items_stand_in_the_order_in_which_they_came(client):
     text = f"One.\n{CALL}\nTwo.\n{CALL} Three."
     options = dict(model="fake", input=text, tools=[TOOL])

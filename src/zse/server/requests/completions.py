@@ -274,7 +274,7 @@ def read_chat(body: dict) -> Completion:
         )
     values["max_tokens"] = other if limit is None else limit
     top = values["top_logprobs"]
-    if top is not None and not values["logprobs"]:
+    if top and not values["logprobs"]:  # 0 asks for nothing
         raise refused("invalid_value", "'top_logprobs' needs 'logprobs': true.", "top_logprobs")
     values["logprobs"] = (top or 0) if values["logprobs"] else None
     choice = values["tool_choice"]

@@ -233,7 +233,7 @@ def completion_of(values: dict, items: list[dict], names: Mapping[tuple[str, str
         "logprobs": LOGPROBS in values["include"],
     }
     if values["top_logprobs"] is not None:
-        if not chat["logprobs"]:
+        if values["top_logprobs"] and not chat["logprobs"]:
             raise refused("invalid_value", f"'top_logprobs' needs {LOGPROBS} in 'include'.", "top_logprobs")
         chat["top_logprobs"] = values["top_logprobs"]
     chat |= {name: values[name] for name in ("temperature", "top_p") if values[name] is not None}
