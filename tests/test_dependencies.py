@@ -90,7 +90,8 @@ def test_the_package_itself_is_small():
     files of ranks with pages of their own to 5.80, masks that are asked for ahead, norms of all ranks and schemas without a checker to 5.83,
     a mixture's layer between two attentions in one launch to 5.88, integer scales without VNNI to 5.90,
     streams of a rank's own tokens and experts by all-to-all to 5.94, attention's records merged behind it to 5.95,
-    one token's lines across pages without VNNI to 5.96, answers in segments and streams of a command that are closed to 5.98."""
+    one token's lines across pages without VNNI to 5.96, answers in segments and streams of a command that are closed to 5.98,
+    steps of one token without copies to 6.00."""
     total = kernels = 0
     for folder, folders, names in os.walk(Path(zse.__file__).parent):
         folders[:] = [name for name in folders if name not in ("__pycache__", "objects", "csrc")]
@@ -100,7 +101,7 @@ def test_the_package_itself_is_small():
                 kernels += size
             else:
                 total += size
-    assert 500_000 < total <= 5_980_000  # less than that: the sources are missing
+    assert 500_000 < total <= 6_000_000  # less than that: the sources are missing
     assert 500_000 < kernels <= 7_740_000
 
 

@@ -59,7 +59,7 @@ GPU_ENGINE = """zse.engine.memory zse.runtime.cuda zse.kernel.cache zse.models.l
     zse.runtime.gpu_graph zse.kernels.page_table zse.kernels.gpu.step zse.kernels.gpu.norm zse.kernels.gpu.activation
     zse.kernels.gpu.qkv_post zse.kernels.heads_attention zse.kernels.gpu.attention_heads zse.kernels.gpu.matmul
     zse.kernels.gpu.attention zse.kernels.gpu.attention_prefill zse.kernels.gpu.quantize zse.plan.chains
-    zse.kernels.gpu.chain zse.engine.serving""".split()
+    zse.kernels.gpu.chain zse.plan.ends zse.kernels.gpu.begin_token zse.engine.serving""".split()
 # What an engine that is parked imports before it knows its model.
 PARKED_ENGINE = "zse.engine.core zse.engine.memory zse.engine.runner zse.formats.zse zse.models.load zse.scheduler.scheduler".split()
 

@@ -262,12 +262,13 @@ class EmulatedHostMemory(EmulatedBuffer):
 class EmulatedStaging(Staging):
     """Host memory and device memory of one size."""
 
-    __slots__ = ()
+    __slots__ = ("_host",)
 
     def __init__(self, device: "EmulateDevice", nbytes: int, label: str):
         self.nbytes, self.shared = nbytes, False
         self.buffer = EmulatedBuffer(device, nbytes, label)  # type: ignore[assignment]
-        self.host = memoryview(bytearray(nbytes))
+        self._host = EmulatedHostMemory(device, nbytes, label)
+        self.host, self.host_address = self._host.view(), self._host.address
 
 
 class EmulatedMap:

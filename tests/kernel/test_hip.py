@@ -83,6 +83,7 @@ NVIDIA_ONLY = {
     "latent_attention",
     "head_product",
     "one_token",
+    "begin_token",
     "chain",
     "mixture_chain",
     "heads_attention",

@@ -89,6 +89,7 @@ def test_every_operation_has_kernels():
         "latent_attention",
         "head_product",
         "one_token",
+        "begin_token",
         "chain",
         "mixture_chain",
         "heads_attention",

@@ -23,6 +23,7 @@ from zse.kernels import feed, page_table
 from zse.lora import slots as adapter_slots
 from zse.lora import targets as adapter_targets
 from zse.models.registry import forward_of
+from zse.plan import ends
 from zse.plan.record import Planner, new_tensor
 from zse.runtime.device import Recorder
 from zse.sampling.state import SamplerState, input_nbytes, result_nbytes
@@ -37,8 +38,7 @@ class Runner:
     runs_ahead: whether one batch more may be submitted before the first is collected (default: the device's). On a CPU it is for tests
     of that: penalties do not see the token in flight. grouped: whether layers with a window have page tables of their own. ranks:
     zse.engine.ranks.Ranks where the model is one rank's share. tower: the TowerPlan of a model that sees. logits: of a runner whose
-    steps are never between a step of this one and its results.
-    """
+    steps are never between a step of this one and its results."""
 
     _variant = ""  # of the next recording, behind its kind
     _rounds = 1  # most tokens that one replay draws of a line, each behind the one before
@@ -329,8 +329,7 @@ class Runner:
                 source[index] = line_of_row[row]  # in flight
             positions[index] = position
             token_row[index] = row
-            resident = residents[row]
-            # A request that comes back into its row (preempted, found in the cache) has other pages.
+            resident = residents[row]  # as in _fill_decode
             if position % BLOCK == 0 or resident[0] is not request or resident[1] != request.residency:
                 self._table.write(inputs, entry, position + 1)
             if position >= context:
@@ -386,15 +385,16 @@ class Runner:
             recorder = self.device.record()
             buffers = self._sets[number]
             kind, *parts = kind.split()
-            keeps = kind in ("mixed", self._run_kind)
+            keeps, longest = kind in ("mixed", self._run_kind), 1 if kind == "decode" else None
             step, source = buffers.inputs.buffers(size, self._table.tensor, self._logits, keeps)
             tokens = recorder.symbol("tokens", size)
             buffers.inputs.upload(recorder, size, keeps)
             if not self._table.in_place:
                 self._record_inputs(recorder, buffers, step, source, tokens, kind)
-            options = dict(step=step, max_tokens=size, every_token=kind != "mixed")
-            options["longest_run"] = 1 if kind == "decode" else None
+            options = dict(step=step, max_tokens=size, every_token=kind != "mixed", longest_run=longest)
             self._record_step(recorder, buffers, parts, options)
+            if size == 1 and self.device.arch == 90 and self.ranks is None:
+                ends.join_ends(recorder)
             graph = self._graphs[key] = self._finished(recorder)
         return graph
 

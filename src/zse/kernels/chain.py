@@ -20,8 +20,8 @@ class Records(NamedTuple):
 
 
 class Signals(NamedTuple):
-    """What blocks tell each other, zero between launches: mid f32 [hidden], act u32 [inner / 2], after f32 [parts,
-    hidden], which holds what was said until the next launch, whose `stale` it is, has cleared it."""
+    """What blocks tell each other: mid f32 [hidden], act u32 [inner / 2], after f32 [parts, hidden], one behind the other and
+    zero before a launch; until the next one, whose `stale` u32 [all of them] it is, has cleared it, they hold what was said."""
 
     mid: Tensor
     act: Tensor
@@ -38,32 +38,29 @@ def int4_of(device, weights) -> bool:
 
 
 def takes(device, weights) -> bool:
-    """Whether chain() takes these four weights: of o, gate and up, down, and q, k and v."""
+    """Whether chain() takes these weights: of o, gate and up, down, and q, k and v, or behind the last layer without them."""
     if not int4_of(device, weights):
         return False
-    o, gate_up, down, qkv = weights
+    o, gate_up, down, *qkv = weights
     (hidden, attended), inner = o.shape, down.shape[1]
-    if gate_up.shape != (2 * inner, hidden) or down.shape[0] != hidden or qkv.shape[1] != hidden:
+    if gate_up.shape != (2 * inner, hidden) or down.shape[0] != hidden or any(w.shape[1] != hidden for w in qkv):
         return False
-    return gpu.chain.fits(device.num_sms, hidden, attended, inner, qkv.shape[0])
+    return gpu.chain.fits(device.num_sms, hidden, attended, inner, sum(w.shape[0] for w in qkv))
 
 
 def signals_of(device, hidden: int, inner: int) -> list[Signals]:
     """Signals of a first launch, of those after it by turns, and of the last. They belong to models of this shape: what
     the last launch of a step leaves, the first one of the next clears."""
-    parts, place = (
-        gpu.chain_parts.SPLIT,
-        device.scratch(f"chain {hidden} {inner}", gpu.chain.signal_bytes(hidden, inner)),
-    )
-    mid = Tensor(place, (hidden,), "f32")
-    act = Tensor(place, (inner // 2,), "u32", 4 * hidden)
-    begin = 4 * hidden + 2 * inner
-    first, second, last = (
-        Tensor(place, (parts, hidden), "f32", begin + 4 * parts * hidden * number) for number in range(3)
-    )
+    nbytes = gpu.chain.signal_bytes(hidden, inner)
+    place = device.scratch(f"chain {hidden} {inner}", 3 * nbytes)
+    shapes = ((hidden,), "f32", 0), ((inner // 2,), "u32", 4 * hidden)
+    shapes += (((gpu.chain_parts.SPLIT, hidden), "f32", 4 * hidden + 2 * inner),)
     return [
-        Signals(mid, act, after, stale)
-        for after, stale in ((first, last), (second, first), (first, second), (last, first), (last, second))
+        Signals(
+            *(Tensor(place, shape, dtype, said * nbytes + at) for shape, dtype, at in shapes),
+            Tensor(place, (nbytes // 4,), "u32", stale * nbytes),
+        )
+        for said, stale in ((0, 2), (1, 0), (0, 1), (2, 0), (2, 1))
     ]
 
 
@@ -100,27 +97,31 @@ def chain(
     *,
     eps: float,
     gate: str = "silu",
+    follows: bool = False,
+    leaves: bool = True,
 ) -> None:
     """x f32 [1, H] += o of attended bf16 [1, A]; += down of act(gate) * up of its RMSNorm times norms[0]; out f32 [1, N] = q, k
-    and v of its RMSNorm times norms[1], + bias f32 [N]. weights: as takes() wants them; norms: f32 [H] each. records: of
-    attention with heads of 128 that has left `attended` to this launch where its tasks are several."""
+    and v of its RMSNorm times norms[1], + bias f32 [N], or where three weights are given out bf16 [1, H] = that norm. weights: as takes() wants them; norms: f32 [H] each. records: of
+    attention with heads of 128 that has left `attended` to this launch where its tasks are several. follows: x is in the
+    signals of the launch before, not in its place; leaves: it is put there, as it has to be unless a launch follows."""
+    require(leaves or len(weights) == 4, "chain: without q, k and v the stream is left")
     require(takes(recorder.device, weights), f"chain: {', '.join(f'{w.scheme} {w.shape}' for w in weights)}")
     require(gate in GATES, f"chain: gate {gate!r}; supported: {', '.join(GATES)}")
-    o, _, down, qkv = weights
+    o, _, down, *qkv = weights
     (hidden, columns), inner = o.shape, down.shape[1]
     check("chain x", x, "f32", 1, hidden)
     check("chain attended", attended, "bf16", 1, columns)
-    check("chain out", out, "f32", 1, qkv.shape[0])
+    check("chain out", out, "f32" if qkv else "bf16", 1, qkv[0].shape[0] if qkv else hidden)
     for norm in norms:
         check("chain norm", norm, "f32", hidden)
     if bias is not None:
-        check("chain bias", bias, "f32", qkv.shape[0])
+        check("chain bias", bias, "f32", sum(weight.shape[0] for weight in qkv))
     check("chain mid", signals.mid, "f32", hidden)
     check("chain act", signals.act, "u32", inner // 2)
-    for name in ("after", "stale"):
-        check(f"chain {name}", getattr(signals, name), "f32", gpu.chain_parts.SPLIT, hidden)
+    check("chain after", signals.after, "f32", gpu.chain_parts.SPLIT, hidden)
+    check("chain stale", signals.stale, "u32", gpu.chain.signal_bytes(hidden, inner) // 4)
     check_records(records, columns)
-    gpu.chain.launch(recorder, x, attended, weights, norms, out, signals, bias, eps, gate, records)
+    gpu.chain.launch(recorder, x, attended, weights, norms, out, signals, bias, eps, gate, records, (follows, leaves))
 
 
 def _cost(case: Case) -> Cost:

@@ -104,7 +104,8 @@ def _cpu_tensors(max_rows: int, vocab: int, max_biases: int, max_seen: int) -> d
 
 
 def _gpu_tensors(max_rows: int, vocab: int, max_biases: int, max_seen: int) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {"records": ("u32", (max_rows, -(-vocab // gpu.sample_parts.CHUNK), gpu.sample_parts.RECORD))}
+    parts = gpu.sample_parts
+    return {"records": ("u32", (max_rows, -(-vocab // parts.CHUNK), parts.RECORD))}
 
 
 OWN_TENSORS = {"cpu": _cpu_tensors, "gpu": _gpu_tensors}
@@ -124,7 +125,8 @@ def _sample(recorder, logits, history=None, **tensors) -> None:
 
     Out, per row: tokens, always in [0, V); status 0, or 1 where a logit is NaN or +infinity or all are -infinity (the
     token then means nothing); logprob of the token, top_ids and top_logprobs [20] best first, of the model's own
-    distribution (before biases, penalties and temperature); unused places hold id -1. CPU: the logits are changed and
+    distribution (before biases, penalties and temperature); unused places hold id -1. GPU: each is written to_host bytes
+    further, too, where that is not 0. CPU: the logits are changed and
     restored; *_saved and partial are scratch. GPU: biases and penalties stay in the logits; records is scratch."""
     chunks = _checked(logits, tensors, "cpu", MAX_VOCAB, CHUNK)
     rows, vocab = logits.shape
@@ -147,7 +149,7 @@ def _checked(logits, tensors, family: str, most: int, chunk: int) -> int:
     return -(-vocab // chunk)
 
 
-def _sample_gpu(recorder, logits, history=None, **tensors) -> None:
+def _sample_gpu(recorder, logits, history=None, to_host: int = 0, **tensors) -> None:
     parts = gpu.sample_parts
     chunks = _checked(logits, tensors, "gpu", parts.MAX_CHUNKS * parts.CHUNK, parts.CHUNK)
     require(history is not None, "sample: a GPU needs the token history")
@@ -156,7 +158,7 @@ def _sample_gpu(recorder, logits, history=None, **tensors) -> None:
     check("sample page_table", history.page_table, "i32", None, None)
     scanned = {name: tensors[name] for name in (*SCANNED, "bias_start", "bias_ids", "bias_values", "records")}
     recorder.launch("sample_scan", Args(logits=logits, vocab=vocab, **history.args(), **scanned), (chunks, rows))
-    args = Args(logits=logits, vocab=vocab, chunks=chunks, **history.args(), **tensors)
+    args = Args(logits=logits, vocab=vocab, chunks=chunks, to_host=to_host, **history.args(), **tensors)
     recorder.launch("sample_row", args, (rows,))
 
 

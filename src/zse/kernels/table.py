@@ -35,6 +35,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "gather": ("GATHER_ROWS",),
     "reorder": ("REORDER",),
     "page_table": ("UPDATE_PAGES",),
+    "begin_token": ("BEGIN_TOKEN",),
     "logits": ("SCALE_LOGITS", "SPREAD_LOGITS"),
     "join": ("JOIN",),
     "layer_inputs": ("LAYER_INPUTS", "SCALE_ROWS", "NORM_SUM", "SCALE_CHOICES"),

@@ -1,6 +1,7 @@
 """What stands between two attentions of a recording of one token as one launch (zse.kernels.chain, of a mixture
 zse.kernels.mixture_chain)."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from zse.kernels.chain import CHUNK, GATES, MOST_HEADS, Records, chain, signals_of, takes, turn
@@ -14,6 +15,7 @@ from zse.plan.trace import Node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from zse.plan.place import Placed
     from zse.plan.record import Planner, Run
 
 LEAST = 2  # launches of a step: their memory is theirs by turns
@@ -35,11 +37,11 @@ def attending(planner: "Planner", context: int) -> int:
 
 
 class Chained(NamedTuple):
-    """The nodes of a layer that the launch behind its attention computes, o first, and the next layer's norm and product.
-    kind: what launches share signals by: "chain" or "mixture_chain", and sizes."""
+    """The nodes of a layer that the launch behind its attention computes, o first, and the next layer's norm and product,
+    behind the last layer the norm before the head. kind: what launches share signals by: "chain" or "mixture_chain", and sizes."""
 
     own: tuple[Node, ...]
-    following: tuple[Node, Node]
+    following: tuple[Node, ...]
     mixture: Mixture | None
     kind: tuple[Any, ...] = ()
 
@@ -48,11 +50,11 @@ class Chained(NamedTuple):
         o, (gate_up, down) = self.own[0], self.mixture[3:5] if self.mixture else self.own[2:]
         found = planner.model.weights
         mine = [found.get(f"layers.{layer}.{node.weights['weight']}") for node in (o, gate_up, down)]
-        return [*mine, found.get(f"layers.{layer + 1}.{self.following[1].weights['weight']}")]
+        return [*mine, *(found.get(f"layers.{layer + 1}.{node.weights['weight']}") for node in self.following[1:])]
 
 
 class Chains:
-    """Those of a recording. of: by layer; parts: of the recording's layers."""
+    """Those of a recording. of: by layer; parts: of the recording's layers, and what follows them, if that is known."""
 
     def __init__(self, parts: list[Part], of: dict[int, Chained]):
         self.of, self._parts = of, parts
@@ -68,7 +70,7 @@ class Chains:
         if before is not None and node in before.following:
             return True
         if mine is None or node not in mine.own:
-            return False
+            return mine is not None and len(mine.following) == 1 and node is mine.following[0]
         if node is mine.own[0]:
             self._record(run, mine)
         return True
@@ -90,15 +92,17 @@ class Chains:
 
     def _record(self, run: "Run", found: Chained) -> None:
         planner, layer, (o, norm, *_) = run.planner, run.layer, found.own
-        next_norm, next_qkv = found.following
-        following = f"layers.{layer + 1}."
-        vectors, bias = planner.model.vectors, next_qkv.weights.get("bias")
+        next_norm, last = found.following[0], found.following[-1]
+        following = f"layers.{layer + 1}." if last is not next_norm else ""
+        vectors, bias = planner.model.vectors, last.weights.get("bias")
         norms = run.vector(norm, "norm"), vectors[following + next_norm.weights["norm"]]
         launches = self._kinds[found.kind]
         part = self._parts[layer + 1]
-        tensors = run.tensors_of(part, planner._place(part, _room(planner)), following, run.tokens)
+        placed = _placed(planner, part, not following)
+        # The end's logits are not known yet.
+        tensors = (run.tensors_of if following else run.bind)(part, placed, following, run.tokens)
         before = run.t[o.inputs[1]].with_rows(1), run.t[o.inputs[0]].with_rows(1), found.weights(planner, layer)
-        behind = norms, tensors[next_qkv.output].with_rows(1), _signals(planner, found.kind)
+        behind = norms, tensors[last.output].with_rows(1), _signals(planner, found.kind)
         signals = turn(behind[2], launches.index(layer), len(launches))
         more: dict[str, Any] = dict(
             bias=None if bias is None else vectors[following + bias], records=self._kept.get(layer)
@@ -106,6 +110,8 @@ class Chains:
         eps = norm.options.get("eps", planner.config.norm_eps)
         if found.mixture is None:
             gate = found.own[2].options["activation"]
+            follows, goes_on = (other in launches for other in (layer - 1, layer + 1))
+            more |= dict(follows=follows, leaves=not goes_on)
             chain(run.recorder, *before, *behind[:2], signals, eps=eps, gate=gate, **more)
             return
         _, router, routed, gate_up, *_ = found.mixture
@@ -114,8 +120,8 @@ class Chains:
         mixture_chain(run.recorder, *before, product, *behind[:2], signals, **more)
 
 
-def _room(planner: "Planner") -> int:
-    return planner._room(1, planner.max_tokens)
+def _placed(planner: "Planner", part: Part, is_end: bool = False) -> "Placed":
+    return planner._place(part, planner._room(1, planner.max_lines if is_end else planner.max_tokens))
 
 
 def _signals(planner: "Planner", kind: tuple[Any, ...]) -> list[Any]:
@@ -123,21 +129,24 @@ def _signals(planner: "Planner", kind: tuple[Any, ...]) -> list[Any]:
     return (signals_of if name == "chain" else mixture_signals_of)(planner.device, *sizes)
 
 
-def chains_of(run: "Run", parts: list[Part], others: tuple[Any, ...]) -> Chains | None:
+def chains_of(run: "Run", parts: list[Part], others: tuple[Any, ...], end: Part | None) -> Chains | None:
     """Of a recording whose layers are these parts; None: it is of more tokens, one of the `others` (what changes its
-    layers, or looks between them) is there, or it has none."""
+    layers, or looks between them) is there, or it has none. end: what follows the layers, if that is known."""
     is_plain = run.max_tokens == 1 and all(other is None for other in others)
-    return _find(run.planner, parts) if is_plain else None
+    return _find(run.planner, parts, end) if is_plain else None
 
 
-def _find(planner: "Planner", parts: list[Part]) -> Chains | None:
+def _find(planner: "Planner", parts: list[Part], end: Part | None = None) -> Chains | None:
     if planner.group is not None or planner.pins_forms:
         return None
-    placed = [planner._place(part, _room(planner)) for part in parts]
+    placed = [_placed(planner, part) for part in parts]
     of: dict[int, Chained] = {}
-    for layer in range(len(parts) - 1):
-        found = _between(placed[layer].nodes, placed[layer + 1].nodes, planner.config.norm_eps)
-        if found is not None and placed[layer + 1].forms.get(found.following[1].inputs[0]) == "bf16":
+    last = None
+    if end is not None:
+        last, parts, placed = len(parts) - 1, [*parts, end], [*placed, _placed(planner, end, True)]
+    for layer, (mine, following) in enumerate(pairwise(placed)):
+        found = _between(mine.nodes, following.nodes, planner.config.norm_eps, layer == last)
+        if found is not None and following.forms.get(found.following[0].output) == "bf16":
             kind = _kind(planner, found, layer)
             of |= {layer: found._replace(kind=kind)} if kind else {}
     kinds = [one.kind for one in of.values()]
@@ -170,17 +179,22 @@ def _kind(planner: "Planner", found: Chained, layer: int) -> tuple[Any, ...]:
     return ("mixture_chain", hidden, inner, router.shape[0], chosen) if fits else ()
 
 
-def _between(nodes: list[Node], following: list[Node], eps: float) -> Chained | None:
-    """Attention's result → the stream, and the stream → the next layer's heads: nothing else than these."""
+def _between(nodes: list[Node], following: list[Node], eps: float, is_last: bool) -> Chained | None:
+    """Attention's result → the stream, and the stream → the next layer's heads, of the last one the head's norm: nothing else
+    than these."""
     mixture = nodes[-1].options.get("mixture") if nodes else None
     count = 4 if mixture is None else 7
     attend, *own = nodes[-count - 1 :]
     ops = ("attend", "linear", "add_norm", *(("gated_product", "linear") if mixture is None else mixtures.OPS[1:]))
-    if tuple(node.op for node in (attend, *own)) != ops or tuple(n.op for n in following[:2]) != ("add_norm", "linear"):
+    behind = ("add_norm",) if is_last else ("add_norm", "linear")
+    next_nodes = tuple(following[: len(behind)])
+    if tuple(node.op for node in (attend, *own)) != ops or tuple(node.op for node in next_nodes) != behind:
+        return None
+    if is_last and mixture is not None:
         return None
     if mixture is not None:
         mixture = Mixture(*own[1:])
-    o, norm, next_norm, next_qkv = own[0], own[1], *following[:2]
+    (o, norm, *_), (next_norm, *next_qkv) = own, next_nodes
     reads = o.inputs[0] is attend.output and o.options.get("accumulate", False)
     is_plain = all(
         node.options.get("kind", "rms") == "rms" and set(node.weights) == {"norm"} and not node.output.is_stream
@@ -190,14 +204,13 @@ def _between(nodes: list[Node], following: list[Node], eps: float) -> Chained | 
     inputs = len(norm.inputs) == 1 and len(next_norm.inputs) == (1 if mixture is None else 2 if carried else 0)
     epsilons = {node.options.get("eps", eps) for node in (norm, next_norm)}
     products = own if mixture is None else (o, mixture.gate_up, mixture.down)
-    has_bias = any("bias" in node.weights for node in products) or next_qkv.options.get("routes", False)
-    is_read = next_qkv.inputs == (next_norm.output,) and sum(next_norm.output in n.inputs for n in following) == 1
+    has_bias = any("bias" in n.weights for n in products) or any(n.options.get("routes") for n in next_qkv)
+    readers = [n for n in following if next_norm.output in n.inputs]
+    is_read = is_last or (readers == next_qkv and next_qkv[0].inputs == (next_norm.output,))
     gate = own[2].options["activation"] if mixture is None else mixture.gate_up.options["gate"]
     fits = inputs and len(epsilons) == 1 and gate in GATES and (mixture is not None or _is_dense(own))
     return (
-        Chained(tuple(own), (next_norm, next_qkv), mixture)
-        if fits and reads and is_plain and is_read and not has_bias
-        else None
+        Chained(tuple(own), next_nodes, mixture) if fits and reads and is_plain and is_read and not has_bias else None
     )
 
 
@@ -210,6 +223,6 @@ def _is_dense(own: list[Node]) -> bool:
 
 def reserve(planner: "Planner") -> None:
     """Have the device allocate what these launches work in."""
-    found = _find(planner, planner._layers)
+    found = _find(planner, planner._layers, planner._ends.get(True))
     for kind in {one.kind for one in found.of.values()} if found else ():
         _signals(planner, kind)

@@ -151,11 +151,11 @@ class Planner:
             taken: what a block begins with. instead: weights for the model's of these names behind the layers.
             tokens: the symbol of how many there are (default: "tokens"), of a step behind another in the recording.
 
-        Symbols to run with: `symbols()`.
-        """
+        Symbols to run with: `symbols()`."""
         more: dict[str, Any] = dict(adapted=adapted, images=images, taken=taken, tokens=tokens)
         last = None if every_token or adapted or taken else last_layer_of(self, images)
-        run = self._record_layers(recorder, step, max_tokens, longest_run, last=last, **more)
+        end = self._ends.get(True) if every_token else None
+        run = self._record_layers(recorder, step, max_tokens, longest_run, last=last, end=end, **more)
         run.instead, max_rows = instead or {}, min(run.max_tokens, self.max_lines)
         rows = run.tokens if every_token else recorder.symbol("rows", max_rows)
         if last is not None:  # what is left has the wanted rows alone
@@ -221,8 +221,9 @@ class Planner:
         taken: Taken | None = None,
         tokens: Any = None,
         last: LastLayer | None = None,
+        end: Part | None = None,
     ) -> "Run":
-        """After the last layer, which may leave what is still to be added to the stream. last: after its first part."""
+        """After the last layer, which may leave something to be added to the stream; `last`: after its first part; end: behind it."""
         capacity = (step := step or self.buffers).token_ids.shape[0]
         max_tokens = capacity if max_tokens is None else max_tokens
         if not 0 < max_tokens <= capacity:
@@ -250,7 +251,7 @@ class Planner:
         if last is not None:
             layers = last.begin(run, layers)
         if self._chains_of is not None:
-            run.chains = self._chains_of(run, layers, (adapted, images, taken, host_layers, run.tap, self.divided))
+            run.chains = self._chains_of(run, layers, (adapted, images, taken, host_layers, run.tap, self.divided), end)
         for layer, part in enumerate(layers):
             run.layer = layer
             if host_layers is not None:
@@ -334,8 +335,7 @@ class Planner:
             self._tables[name] = table, inv_freq
         if self.traits.own_scratch:
             reserve(self)
-        context = self.buffers.page_table.shape[1] * BLOCK
-        self.attention_scratch = self.new_attention_scratch(self.max_tokens, context)
+        self.attention_scratch = self.new_attention_scratch(self.max_tokens, self.buffers.page_table.shape[1] * BLOCK)
 
     def new_attention_scratch(self, max_tokens: int, context: int) -> Any:
         """What attention works in; None: in the part's own memory."""
@@ -432,10 +432,10 @@ class Run:
 
     def tensors_of(self, part: Part, placed: Placed, prefix: str, rows: Any) -> "dict[Value | Node, Any]":
         if part not in self._tensors:
-            self._tensors[part] = self._bind(part, placed, rows, prefix)
+            self._tensors[part] = self.bind(part, placed, rows, prefix)
         return self._tensors[part]
 
-    def _bind(self, part: Part, placed: Placed, rows: Any, prefix: str) -> "dict[Value | Node, Any]":
+    def bind(self, part: Part, placed: Placed, rows: Any, prefix: str) -> "dict[Value | Node, Any]":
         """The tensor of each value. prefix: of the first layer that plays the part."""
         planner, scratch, first = self.planner, self.planner.scratch, self.planner._scratch_at
         tensors: dict[Value | Node, Any] = {}

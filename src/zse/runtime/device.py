@@ -160,14 +160,14 @@ class Recorder:
 class Staging:
     """Memory through which host and device exchange a step's inputs and outputs.
 
-    host: writable memoryview of bytes. buffer: the same bytes in device memory, an argument of kernels once wrapped in
+    host: writable memoryview of bytes; host_address: of them, for kernels that read or write them there. buffer: the same bytes in device memory, an argument of kernels once wrapped in
     a Tensor. shared: host and buffer are one memory (CPU). The host must not write what a submitted graph still has to
     upload, nor read what it still has to download: wait for its ticket, or use two in turn."""
 
-    __slots__ = ("host", "buffer", "nbytes", "shared")
+    __slots__ = ("host", "host_address", "buffer", "nbytes", "shared")
 
     def __init__(self, buffer: DeviceBuffer, shared: bool = True):
-        self.buffer, self.nbytes, self.shared = buffer, buffer.nbytes, shared
+        self.buffer, self.nbytes, self.shared, self.host_address = buffer, buffer.nbytes, shared, buffer.address
         self.host: memoryview = buffer.view()
 
     def free(self) -> None:

@@ -197,7 +197,7 @@ class PeerMemory:
 class GPUStaging(Staging):
     """Pinned host memory and device memory of one size."""
 
-    __slots__ = ("host_address", "_device")
+    __slots__ = ("_device",)
 
     def __init__(self, device: "GPUDevice", nbytes: int, label: str):
         self._device, self.nbytes, self.shared = device, nbytes, False

@@ -186,6 +186,21 @@ def parts_of(begin, end, count, span, at, capacity):
 
 
 @zl.inline
+def best_span(sums, longest, p):
+    """sums: keys, tiles, chunks, segments of the batch; longest: keys of a tile."""
+    keys = sums[0] * p.heads
+    whole = time_of(sums[1] * p.heads, keys, longest, p.blocks)
+    by_segment = time_of(sums[3] * p.heads, keys, min(longest, SEGMENT), p.blocks)
+    by_chunk = time_of(sums[2] * p.heads, keys, min(longest, CHUNK), p.blocks)
+    span = zl.i32(0)
+    if by_segment < whole:
+        span = zl.i32(SEGMENT)
+    if by_chunk < min(by_segment, whole):
+        span = zl.i32(CHUNK)
+    return span
+
+
+@zl.inline
 def span_of(start, stop, scratch, p):
     """Keys of a task: those of a chunk or a segment, or 0 for a whole tile, whatever is fastest for the whole batch."""
     totals = [zl.i32(0) for _ in zl.static(range(4))]  # keys, tiles, chunks, segments
@@ -207,16 +222,7 @@ def span_of(start, stop, scratch, p):
     zl.barrier()
     for warp in zl.static(range(zl.target.threads // zl.target.warp)):
         high = max(high, scratch[warp])
-    keys = sums[0] * p.heads
-    whole = time_of(sums[1] * p.heads, keys, high, p.blocks)
-    by_segment = time_of(sums[3] * p.heads, keys, min(high, SEGMENT), p.blocks)
-    by_chunk = time_of(sums[2] * p.heads, keys, min(high, CHUNK), p.blocks)
-    span = zl.i32(0)
-    if by_segment < whole:
-        span = zl.i32(SEGMENT)
-    if by_chunk < min(by_segment, whole):
-        span = zl.i32(CHUNK)
-    return span
+    return best_span(sums, high, p)
 
 
 @zl.inline
@@ -264,6 +270,16 @@ def count_work(start, stop, record, span, buckets, scratch, p):
     return task, all_tasks, all_tiles
 
 
+@zl.inline
+def write_task(here, token, count, row, position, begin, end, which, parts, record, span):
+    """Task `which` of the `parts` of a tile."""
+    length = span if parts > 1 else end - begin
+    zl.store(here, zl.make_vector(token, count, row, position))
+    first = begin + which * length
+    kind = parts | which << 12 | (zl.i32(1 << 24) if span == SEGMENT else zl.i32(0))
+    zl.store(here + 4, zl.make_vector(first, min(first + length, end), record, kind))
+
+
 @zl.kernel
 def attention_plan(p: PlanParams):
     """One block."""
@@ -288,18 +304,19 @@ def attention_plan(p: PlanParams):
             if decoded:
                 begin, end = key_range(position, count, p.window)
                 parts = parts_of(begin, end, count, span, at, p.capacity)
-                length = span if parts > 1 else end - begin
                 for which in range(parts):
-                    here = task_out + (task + which) * TASK
-                    zl.store(here, zl.make_vector(token, count, row, position))
-                    zl.store(
-                        here + 4,
-                        zl.make_vector(
-                            begin + which * length,
-                            min(begin + which * length + length, end),
-                            at,
-                            parts | which << 12 | (zl.i32(1 << 24) if span == SEGMENT else zl.i32(0)),
-                        ),
+                    write_task(
+                        task_out + (task + which) * TASK,
+                        token,
+                        count,
+                        row,
+                        position,
+                        begin,
+                        end,
+                        which,
+                        parts,
+                        at,
+                        span,
                     )
                 task += parts
                 parts = wanted_parts(begin, end, span)

@@ -11,8 +11,8 @@ only as large as they are many, since this launch's blocks start 2 us behind the
 Blocks tell each other numbers that are their own flags: `mid`, `act` and `after` hold zeros, a number is stored as bits
 that are not zero (+0 as -0), who needs it waits until it is there. No counters, no fences. All blocks wait for all
 others, so a launch has at most one block a multiprocessor, which fills its shared memory; the next launch's blocks start
-when these have. Who has heard everything of a product knows that what went before has been read, and puts the zeros of
-what it said back; those of `after`, the last product's, the next launch but one writes to and the next one clears.
+when these have. What a launch said the next one clears, and the next but one says anew. It reads the stream there, too:
+`x` itself is left by the last launch alone, and nothing is done at an end that attention waits for.
 
 Down's columns are in SPLIT parts: a block needs, and prepares, only that share of the activations; its rows' sums arrive
 in as many parts. RMSNorm's factor is common to a row, so products take x times the norm's weights, and their results are
@@ -26,7 +26,11 @@ from zse.kernels.gpu import matmul_tiles as tiles
 from zse.runtime.args import Args
 
 GATES = {"silu": tiles.GATED_SILU, "gelu_tanh": tiles.GATED_GELU}
-SYMBOLS = {False: "chain_int4_g128", True: "chain_int4_g128_sym"}
+# By whether weights are symmetric, and whether what follows is no such launch. (Code of another one's end costs a launch 1.5
+# us, an H200, also where it is jumped over.)
+SYMBOLS = {
+    (sym, last): f"chain{'_last' * last}_int4_g128{'_sym' * sym}" for sym in (False, True) for last in (False, True)
+}
 
 
 @zl.inline
@@ -118,21 +122,44 @@ def take_one(pointer):
 
 
 @zl.inline
-def finish_stream(p):
-    """By the warp that copies, once this block has heard all: the stream's rows of this block, and zeros for what it said
-    but `after`."""
+def inverse_of(which, p):
+    """What the results of a normed row are multiplied with."""
+    squares = zl.f32(0)
+    for n in zl.static(range(parts.WARPS)):
+        squares += p.squares[which * parts.WARPS + n]
+    return zl.rsqrt(squares / zl.f32(p.hidden) + p.eps)
+
+
+@zl.inline
+def summed(after, row, p):
+    """The stream's row of what all parts said."""
+    words = [zl.load_relaxed(after + (s * p.hidden + row)) for s in zl.static(range(parts.SPLIT))]
+    total = zl.bitcast(words[0], zl.f32)
+    for word in zl.static(words[1:]):
+        total = total + zl.bitcast(word, zl.f32)
+    return total
+
+
+@zl.inline
+def leave_stream(p):
+    """By the warp that copies, once this block has heard all: the stream's rows of this block, and where there are no q, k
+    and v these normed."""
     zl.grid_wait()
     zl.mbarrier_wait(p.heard + 1, 0)
+    inverse = inverse_of(zl.i32(1), p)
     for unit in zl.unroll(range(zl.block_index(0), p.hidden // 32, zl.num_blocks(0)), 1):
         row = unit * 32 + p.lane
-        words = [zl.load_relaxed(p.after + (s * p.hidden + row)) for s in zl.static(range(parts.SPLIT))]
-        total = zl.bitcast(words[0], zl.f32)
-        for word in zl.static(words[1:]):
-            total = total + zl.bitcast(word, zl.f32)
+        total = summed(p.after, row, p)
         p.x[row] = total
-        zl.store_relaxed(p.mid + row, 0)
-    for i in zl.unroll(range(zl.block_index(0) * 32 + p.lane, p.inner // 2, zl.num_blocks(0) * 32), 1):
-        zl.store_relaxed(p.act + i, 0)
+        if p.qkv == 0:
+            zl.cast_ptr(p.out, zl.bf16)[row] = zl.convert(total * inverse * p.norm3[row], zl.bf16)
+
+
+@zl.inline
+def clear(p):
+    """By the warp that adds up, this block's share of what the launch before said, but its sums."""
+    for i in zl.unroll(range(zl.block_index(0) * 32 + p.lane, p.hidden // 4 + p.inner // 8, zl.num_blocks(0) * 32), 1):
+        zl.store(p.stale + i * 4, zl.make_vector(*[zl.u32(0) for _ in zl.static(range(4))]))
 
 
 @zl.inline
@@ -141,7 +168,13 @@ def before_unit(product, share, u, p):
     before, row = zl.f32(0), parts.tile_of(share, u, 2) * 16 + p.lane
     if u < share.units and (u != share.half or p.lane < 16):
         if product == parts.O:
-            before = p.x[row]
+            sums = p.stale + (p.hidden + p.inner // 2)
+            if p.follows != 0:
+                before = summed(sums, row, p)
+            else:
+                before = p.x[row]
+            for s in zl.static(range(parts.SPLIT)):
+                zl.store_relaxed(sums + (s * p.hidden + row), 0)
         elif product == parts.DOWN:
             if share.begin == 0:
                 before = take_one(p.mid + row)
@@ -174,9 +207,7 @@ def add_up(p):
     """The warp that adds up the warps' sums of a unit, in their order, a lane each row."""
     buffer = [zl.i32(0), zl.i32(0)]
     zl.grid_wait()
-    first, step = zl.block_index(0) * 32 + p.lane, zl.num_blocks(0) * 32
-    for i in zl.unroll(range(first, parts.SPLIT * p.hidden // 4, step), 1):
-        zl.store(p.stale + i * 4, zl.make_vector(*[zl.u32(0) for _ in zl.static(range(4))]))
+    clear(p)
     for product in zl.unroll(range(4), 1):
         share = parts.kept_share(product, p)
         before = before_unit(product, share, zl.i32(0), p)
@@ -184,10 +215,7 @@ def add_up(p):
         if product % 2 == 1:
             release(p.heard + product // 2, p)
             zl.mbarrier_wait(p.heard + product // 2, 0)
-            squares = zl.f32(0)
-            for n in zl.static(range(parts.WARPS)):
-                squares += p.squares[product // 2 * parts.WARPS + n]
-            inverse = zl.rsqrt(squares / zl.f32(p.hidden) + p.eps)
+            inverse = inverse_of(product // 2, p)
         for u in zl.unroll(range(share.units), 1):
             unit = share.first + u * share.step
             zl.mbarrier_wait(p.ready + buffer[0], buffer[1])
@@ -235,7 +263,8 @@ def chain(params: parts.ChainParams):
     zl.barrier()
     if warp == parts.WARPS:
         parts.copy_weights(p)
-        finish_stream(p)
+        if p.LEAVES:
+            leave_stream(p)
     elif warp == parts.WARPS + 1:
         add_up(p)
     else:
@@ -248,7 +277,10 @@ def variants(target) -> list[zl.Variant]:
         return []
     fixed = {"STAGES": parts.STAGES, "FLIGHT": parts.FLIGHT}
     threads = 32 * (parts.WARPS + 2)
-    return [zl.Variant(name, chain, fixed | {"SYMMETRIC": sym}, threads=threads) for sym, name in SYMBOLS.items()]
+    return [
+        zl.Variant(name, chain, fixed | {"SYMMETRIC": sym, "LEAVES": last}, threads=threads)
+        for (sym, last), name in SYMBOLS.items()
+    ]
 
 
 def fits(blocks: int, hidden: int, attended: int, inner: int, qkv: int) -> bool:
@@ -261,8 +293,8 @@ def fits(blocks: int, hidden: int, attended: int, inner: int, qkv: int) -> bool:
 
 
 def signal_bytes(hidden: int, inner: int) -> int:
-    """Of the memory of zse.kernels.chain.Signals."""
-    return 4 * hidden + 2 * inner + 3 * 4 * parts.SPLIT * hidden
+    """Of the memory of what zse.kernels.chain.Signals has of one launch."""
+    return 4 * hidden + 2 * inner + 4 * parts.SPLIT * hidden
 
 
 def records_of(records) -> dict:
@@ -271,10 +303,10 @@ def records_of(records) -> dict:
     return found | dict(has_records=int(records is not None))
 
 
-def launch(recorder, x, attended, weights, norms, out, signals, bias, eps: float, gate: str, records) -> None:
-    """As checked by zse.kernels.chain.chain(). A block for each multiprocessor, of which each has room for one: all run at
-    once, as they have to."""
-    scheme = weights[0].scheme
+def launch(recorder, x, attended, weights, norms, out, signals, bias, eps: float, gate: str, records, more) -> None:
+    """As checked by zse.kernels.chain.chain(). more: (follows, leaves). A block for each multiprocessor, of which each has room
+    for one: all run at once, as they have to."""
+    scheme, (follows, leaves) = weights[0].scheme, more
     args = Args(
         a=attended,
         x=x,
@@ -290,13 +322,15 @@ def launch(recorder, x, attended, weights, norms, out, signals, bias, eps: float
         hidden=x.shape[1],
         attended=attended.shape[1],
         inner=weights[2].shape[1],
-        qkv=out.shape[1],
+        qkv=weights[3].shape[0] if len(weights) > 3 else 0,
         has_bias=int(bias is not None),
+        follows=int(follows),
         mode=GATES[gate],
         eps=eps,
     )
-    for number, weight in enumerate(weights):
-        args[f"w{number}"] = weight.planes[scheme.numbers]
-        args[f"scale{number}"] = weight.planes["scale"]
-        args[f"offset{number}"] = weight.planes.get("offset")
-    recorder.launch(SYMBOLS[scheme.symmetric], args, (recorder.device.num_sms,))
+    for number in range(4):
+        planes = weights[number].planes if number < len(weights) else {}
+        args[f"w{number}"] = planes.get(scheme.numbers)
+        args[f"scale{number}"] = planes.get("scale")
+        args[f"offset{number}"] = planes.get("offset")
+    recorder.launch(SYMBOLS[scheme.symmetric, leaves], args, (recorder.device.num_sms,))

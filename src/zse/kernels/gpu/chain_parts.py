@@ -58,9 +58,9 @@ class ChainWeights(zl.Record):
 class ChainParams(ChainWeights):
     """w, scale, offset 0 to 3: of o [hidden, attended], gates and ups [2 * inner, hidden], down [hidden, inner] and q, k
     and v [qkv, hidden], int4 in groups of 128, layout r16. a: bf16 [attended]; x: the stream, f32 [hidden], read and
-    written; out: f32 [qkv]. norm1, norm3: of the norms before the second and the fourth product. mid f32 [hidden], act
-    bf16 [inner] as pairs, after f32 [SPLIT, hidden]: zeros; mid and act are left so. stale: `after` of the launch before,
-    is cleared. mode: of zse.kernels.gpu.matmul_tiles."""
+    written; out: f32 [qkv], or where qkv is 0, and the stream is left, the normed row, bf16 [hidden]. norm1, norm3: of the norms before the second and the fourth product. mid f32 [hidden], act
+    bf16 [inner] as pairs, after f32 [SPLIT, hidden], one behind the other: zeros. stale: the same of the launch before, is
+    cleared; follows: the stream is the sum of its parts of `after`, not `x`. LEAVES: the stream is written to `x`. mode: of zse.kernels.gpu.matmul_tiles."""
 
     bias: zl.Ptr[zl.f32, "const"]
     x: zl.Ptr[zl.f32]
@@ -74,9 +74,11 @@ class ChainParams(ChainWeights):
     inner: zl.i32
     qkv: zl.i32
     has_bias: zl.i32
+    follows: zl.i32
     mode: zl.i32
     eps: zl.f32
     SYMMETRIC: zl.static
+    LEAVES: zl.static
     STAGES: zl.static
     FLIGHT: zl.static
 

@@ -17,11 +17,17 @@ def token_row(ids, shift, rows):
     return zl.i64(min(max(ids[zl.block_index(0)] + shift, 0), rows - 1))
 
 
+@zl.inline
+def start():
+    """In this order: what starts after an embedding may rely on all before it (attention reads its plan early)."""
+    zl.grid_wait()
+    zl.grid_launch_dependents()
+
+
 @zl.kernel
 def embed_rows(p: DenseEmbedding):
     """w [rows, width]; width a multiple of 8."""
-    zl.grid_launch_dependents()
-    zl.grid_wait()
+    start()
     source = zl.cast_ptr(p.w, p.DTYPE) + token_row(p.ids, p.shift, p.rows) * p.width
     destination = p.out + zl.i64(zl.block_index(0)) * p.width
     for k in range(zl.thread_index() * 4, p.width, zl.target.threads * 4):
@@ -43,8 +49,7 @@ def embed_fp8(
     SCALING: zl.static,
 ):
     """w [rows, width] in e4m3; width a multiple of 16."""
-    zl.grid_launch_dependents()
-    zl.grid_wait()
+    start()
     row = token_row(ids, 0, rows)
     source = w + row * width
     destination = out + zl.i64(zl.block_index(0)) * width
@@ -68,8 +73,7 @@ def bytes_of(word):
 def embed_affine(p: AffineEmbedding):
     """Layout r16, width a multiple of 32; group is in columns (the width for one group a row). A thread takes a word of
     the row: four columns (8 bits), or four and the four that are 16 further (less)."""
-    zl.grid_launch_dependents()
-    zl.grid_wait()
+    start()
     row = token_row(p.ids, 0, p.rows)
     tile = row // TILE
     r = row % TILE
@@ -126,8 +130,7 @@ class NarrowEmbedding(zl.Record):
 @zl.kernel
 def embed_lut4(p: NarrowEmbedding):
     """As embed_affine of 4 bits."""
-    zl.grid_launch_dependents()
-    zl.grid_wait()
+    start()
     row = token_row(p.ids, 0, p.rows)
     tile = row // TILE
     r = row % TILE

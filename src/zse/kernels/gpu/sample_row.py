@@ -98,7 +98,7 @@ def most_likely(own, mine, chunks, wanted, floats, warp_sums, found_ids, found_v
 
 class RowParams(zl.Record):
     """The parameters of sample_row_gpu. The tokens of a row lie in the history by its line of the page table;
-    bias_start [rows + 1]."""
+    bias_start [rows + 1]. to_host: bytes from a result to its place in memory of the host, which is written, too; or 0."""
 
     logits: zl.Ptr[zl.f32, "const"]
     temperature: zl.Ptr[zl.f32, "const"]
@@ -131,6 +131,7 @@ class RowParams(zl.Record):
     chunks: zl.i32
     max_pages: zl.i32
     blocks_per_page: zl.i32
+    to_host: zl.i64
 
 
 @zl.inline
@@ -247,15 +248,30 @@ def raw_logit(raw, token, row, p):
 
 
 @zl.inline
+def put(results, place, value, type, p):
+    """A result, and once more where the host reads it."""
+    results[place] = value
+    if p.to_host != 0:
+        there = zl.cast_ptr(zl.cast_ptr(results + place, zl.u8) + p.to_host, type)
+        there[0] = value
+
+
+@zl.inline
+def leave(t, row, token, status, logprob, id, value, p):
+    """A row's results. id, value: this thread's of the most likely."""
+    if t < parts.MAX_LOGPROBS:
+        put(p.top_ids, zl.i64(row) * parts.MAX_LOGPROBS + t, id, zl.i32, p)
+        put(p.top_logprobs, zl.i64(row) * parts.MAX_LOGPROBS + t, value, zl.f32, p)
+    if t == 0:
+        put(p.tokens, row, token, zl.i32, p)
+        put(p.status, row, status, zl.i32, p)
+        put(p.logprob, row, logprob, zl.f32, p)
+
+
+@zl.inline
 def refuse(t, row, p):
     """The row has no token: a logit is NaN or infinity, or none is finite."""
-    if t < parts.MAX_LOGPROBS:
-        p.top_ids[zl.i64(row) * parts.MAX_LOGPROBS + t] = -1
-        p.top_logprobs[zl.i64(row) * parts.MAX_LOGPROBS + t] = 0.0
-    if t == 0:
-        p.tokens[row] = 0
-        p.status[row] = 1
-        p.logprob[row] = 0.0
+    leave(t, row, zl.i32(0), zl.i32(1), zl.f32(0), zl.i32(-1), zl.f32(0), p)
 
 
 @zl.kernel
@@ -311,13 +327,12 @@ def sample_row_gpu(p: RowParams):
     raw = x[token]
     if wanted >= 0 and (p.history_len[row] > 0 or p.bias_start[row + 1] > p.bias_start[row]):
         raw = raw_logit(raw, token, row, p)
+    logprob = zl.where(wanted >= 0, raw - raw_high - log_total, zl.f32(0))
+    id, value = zl.i32(0), zl.f32(0)
     if t < parts.MAX_LOGPROBS:
-        p.top_ids[zl.i64(row) * parts.MAX_LOGPROBS + t] = found_ids[t]
-        p.top_logprobs[zl.i64(row) * parts.MAX_LOGPROBS + t] = found_values[t]
-    if t == 0:
-        p.tokens[row] = token
-        p.status[row] = 0
-        p.logprob[row] = zl.where(wanted >= 0, raw - raw_high - log_total, zl.f32(0))
+        id = found_ids[t] + 0
+        value = found_values[t] + 0.0
+    leave(t, row, token, zl.i32(0), logprob, id, value, p)
 
 
 def sample_variants(target):

@@ -46,21 +46,26 @@ def gather_rows_gpu(x: zl.Ptr[zl.u32, "const"], rows: zl.Ptr[zl.i32, "const"], o
             destination[k] = source[k]
 
 
-@zl.kernel
-def rope_table_gpu(p: RopeTable):
-    """Grid (tokens). The angle is the f32 product that the models were trained with, brought into [-pi, pi]."""
-    # In this order: what starts after this kernel may rely on all kernels before it (attention reads its plan early).
-    zl.grid_wait()
-    zl.grid_launch_dependents()
-    position = zl.f32(p.positions[zl.block_index(0)])
-    factor = p.mscale * (1.0 + p.beta * zl.log(zl.f32(1 + p.positions[zl.block_index(0)] // p.length)))
-    row = p.out + zl.i64(zl.block_index(0)) * 2 * p.pairs
+@zl.inline
+def rope_row(position, row, p):
+    """The rotations of a position, by a block. The angle is the f32 product that the models were trained with, brought into
+    [-pi, pi]."""
+    factor = p.mscale * (1.0 + p.beta * zl.log(zl.f32(1 + position // p.length)))
     for i in range(zl.thread_index(), p.pairs, zl.target.threads):
-        angle = p.inv_freq[i] * position
+        angle = p.inv_freq[i] * zl.f32(position)
         turns = zl.round_even(angle * (1 / 6.283185307179586)) * -1.0
         reduced = zl.fma(turns, TWO_PI[2], zl.fma(turns, TWO_PI[1], zl.fma(turns, TWO_PI[0], angle)))
         row[i] = zl.cos(reduced) * factor
         row[p.pairs + i] = zl.sin(reduced) * factor
+
+
+@zl.kernel
+def rope_table_gpu(p: RopeTable):
+    """Grid (tokens)."""
+    # In this order: what starts after this kernel may rely on all kernels before it (attention reads its plan early).
+    zl.grid_wait()
+    zl.grid_launch_dependents()
+    rope_row(p.positions[zl.block_index(0)], p.out + zl.i64(zl.block_index(0)) * 2 * p.pairs, p)
 
 
 @zl.kernel
