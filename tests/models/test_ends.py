@@ -21,15 +21,17 @@ ENDS = {"upload", "update_pages", "feed_tokens", "attention_plan", "rope_table",
 
 
 @pytest.mark.parametrize(
-    ("family", "joins"), [("llama", "both"), ("gemma3", "results")], ids=["one plan", "plans of two windows"]
+    ("family", "joins", "options"),
+    [("llama", "both", {}), ("gemma3", "results", {}), ("llama", "results", {"deterministic": True})],
+    ids=["one plan", "plans of two windows", "deterministic"],
 )
-def test_an_engine_says_the_same(family, joins, kept_kernels, monkeypatch, tmp_path):
+def test_an_engine_says_the_same(family, joins, options, kept_kernels, monkeypatch, tmp_path):
     """Across new pages, with tokens that the host has not read, log-probabilities and penalties."""
     said, join_ends = [], ends.join_ends
     for is_joined in (False, True):
         device = EmulateDevice("sm_90a", cache.package_variants("sm_90a"))
         model, plan = load_emulated(device, str(tiny.write(family, tmp_path, "BF16")))
-        wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32)
+        wanted = EngineConfig(model="m", max_rows=2, max_context=64, max_tokens_per_step=32, **options)
         config = plan_memory(wanted, plan, device).config
         runner = Runner(device, model, config, grouped=False)
         assert runner.runs_ahead
