@@ -101,8 +101,9 @@ def chain(
     leaves: bool = True,
 ) -> None:
     """x f32 [1, H] += o of attended bf16 [1, A]; += down of act(gate) * up of its RMSNorm times norms[0]; out f32 [1, N] = q, k
-    and v of its RMSNorm times norms[1], + bias f32 [N], or where three weights are given out bf16 [1, H] = that norm. weights: as takes() wants them; norms: f32 [H] each. records: of
-    attention with heads of 128 that has left `attended` to this launch where its tasks are several. follows: x is in the
+    and v of its RMSNorm times norms[1], + bias f32 [N], or where three weights are given out bf16 [1, H] = that norm.
+    weights: as takes() wants them; norms: f32 [H] each. records: of attention with heads of 128 that has left `attended` to
+    this launch where its tasks are several. follows: x is in the
     signals of the launch before, not in its place; leaves: it is put there, as it has to be unless a launch follows."""
     require(leaves or len(weights) == 4, "chain: without q, k and v the stream is left")
     require(takes(recorder.device, weights), f"chain: {', '.join(f'{w.scheme} {w.shape}' for w in weights)}")

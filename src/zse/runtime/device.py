@@ -160,8 +160,8 @@ class Recorder:
 class Staging:
     """Memory through which host and device exchange a step's inputs and outputs.
 
-    host: writable memoryview of bytes; host_address: of them, for kernels that read or write them there. buffer: the same bytes in device memory, an argument of kernels once wrapped in
-    a Tensor. shared: host and buffer are one memory (CPU). The host must not write what a submitted graph still has to
+    host: writable memoryview of bytes; host_address: of them, for kernels that read or write them there. buffer: the same
+    bytes in device memory, an argument of kernels once wrapped in a Tensor. shared: host and buffer are one memory (CPU). The host must not write what a submitted graph still has to
     upload, nor read what it still has to download: wait for its ticket, or use two in turn."""
 
     __slots__ = ("host", "host_address", "buffer", "nbytes", "shared")
