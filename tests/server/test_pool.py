@@ -112,6 +112,41 @@ def test_requests_wait_while_it_loads_and_load_it_once(start):
     assert server.served("b").num_loads == 1 and len(server.spawned) == 2
 
 
+def test_a_model_whose_files_were_replaced_is_read_anew_with_its_next_engine(tmp_path):
+    """Tokenizer, template and revision are of the files that its engine read, not of those that stood there before."""
+    path, read = tmp_path / "b.gguf", []
+    path.write_bytes(b"one")
+
+    class Replaced(Models):
+        def make_pool(self):
+            specs = [ModelSpec((name,), str(tmp_path / f"{name}.gguf"), ()) for name in self.models]
+
+            def load(place, name):
+                read.append((name, (tmp_path / place).read_bytes() if name == "b" else b""))
+                return fake_text.load(place, name)
+
+            return ModelPool(specs, load, spawn=self.spawn, **self.pool_options)
+
+    server = Replaced({"a": "", "b": ""})
+    try:
+        assert said(server.ask("b")) == "hi" and said(server.ask("b")) == "hi"
+        server.served("b").revision = "one's"
+        assert server.post("/admin/models/b/unload", {}).status == 200
+        assert said(server.ask("b")) == "hi" and read == [("b", b"one")]  # the same files: read once
+        (tmp_path / "new").write_bytes(b"two")
+        (tmp_path / "new").rename(path)
+        assert said(server.ask("b")) == "hi" and read == [("b", b"one")]  # its engine has the old ones
+        os.kill(server.served("b").engine._process.pid, signal.SIGKILL)
+        wait_for(lambda: server.served("b").engine.num_restarts == 1 and server.states()["b"] == "loaded")
+        assert said(server.ask("b")) == "hi" and read == [("b", b"one"), ("b", b"two")]
+        assert server.served("b").revision is None
+        path.write_bytes(b"three")
+        server.post("/admin/models/b/unload", {})
+        assert said(server.ask("b")) == "hi" and read[2:] == [("b", b"three")]
+    finally:
+        server.close()
+
+
 def test_clients_that_leave_while_it_loads_leave_nothing(start):
     from harness import request
 

@@ -17,7 +17,7 @@ from zse.engine.messages import Fatal, FrameReader, FromEngine, Ready
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError, ZSEError
 from zse.server.errors import APIError
-from zse.server.served import ModelSpec, ReadBytes, Served
+from zse.server.served import ModelSpec, ReadBytes, Served, stamp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,8 +79,12 @@ class ModelPool:
         self._unloading: list[Served] = []  # those that are being evicted
 
     def _served(self, spec: ModelSpec) -> Served:
-        respawn = functools.partial(self.take_process, list(spec.arguments))
-        return Served(spec, EngineClient(respawn, self._tries_again, self._on_engine_down))
+        def respawn() -> EngineProcess:
+            self._read_replaced(served)
+            return self.take_process(list(spec.arguments))
+
+        served = Served(spec, EngineClient(respawn, self._tries_again, self._on_engine_down))
+        return served
 
     @functools.cached_property
     def _copies(self) -> "ConvertedCopies | None":
@@ -150,8 +154,14 @@ class ModelPool:
 
     def _start_text(self, model: Served) -> None:
         assert self._load_text is not None
+        model.files, model.revision = stamp(model.spec.path), None
         model.text = asyncio.get_running_loop().run_in_executor(None, self._load_text, model.spec.path, model.name)
         model.text.add_done_callback(lambda future: future.cancelled() or future.exception())  # "never retrieved"
+
+    def _read_replaced(self, model: Served) -> None:
+        """Before an engine reads the model's files: tokenizer and template anew, where others took their place."""
+        if model.text is not None and model.files != stamp(model.spec.path):
+            self._start_text(model)
 
     def _ensure_loading(self, model: Served) -> None:
         """Starts a load unless there is one, the model is loaded, or it failed just now or for good."""
@@ -163,6 +173,7 @@ class ModelPool:
             and model.failure is None
             and model.engine.state == UNLOADED
         ):
+            self._read_replaced(model)
             model.changing = asyncio.get_running_loop().create_task(self._load(model))
 
     def _allow_retry(self, model: Served) -> None:
