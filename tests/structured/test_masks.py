@@ -16,6 +16,7 @@ from schemas import SCHEMAS, check_text
 
 from zse.errors import RequestError
 from zse.structured import checker
+from zse.structured.checker import verdict
 from zse.structured.compile import GrammarError, Vocabulary, refusal
 from zse.structured.mask import MAX_FORCED_BYTES, Guide
 from zse.structured.messages import FREE
@@ -346,6 +347,15 @@ PAIR = {
         ),
         ({"type": "object", "propertyNames": {"enum": ["a", "b"]}}, ['{"a":1,"b":[]}'], ['{"c":1}']),
         ({"type": "string", "format": "date"}, ['"2026-01-31"'], ['"x"']),
+        ({"type": "array", "items": {"enum": [1]}, "uniqueItems": False}, ["[1,1]"], ["[2]"]),
+        # Bounds are doubles: between 2^53 and 2^63 the next one within.
+        (
+            {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 5},
+            [str(2**53 + 2), str(2**53 + 4)],
+            [str(2**53), str(2**53 + 6)],
+        ),
+        ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, ["0", str(2**62), str(2**63 - 1024)], [str(2**63)]),
+        ({"type": "integer", "minimum": 1 - 2**63, "maximum": 0}, ["0", str(1024 - 2**63)], [str(-(2**63))]),
     ],
 )
 def test_what_generated_schemas_carry_compiles_strictly(vocabulary, schema, good, bad):
@@ -365,6 +375,12 @@ def test_what_is_no_schema_is_left_to_the_compiler():
     branches = [{"type": "object", "required": 3}, {"type": {}, "properties": 4}, 7]
     for schema in ({"oneOf": branches}, {"allOf": 3, "oneOf": branches}, {"oneOf": {}, "format": [], "type": 3}):
         assert expressed(schema) == schema
+
+
+def test_a_form_that_nothing_has_is_refused_in_words(vocabulary):
+    parts = {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}
+    found = verdict(json_structure({"$ref": "#/$defs/a", "$defs": parts}), vocabulary)
+    assert found == ("invalid_schema", "no token can follow")
 
 
 def test_messages_have_no_words_of_the_compiler():

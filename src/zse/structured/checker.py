@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, Pipe
 import msgspec
 
 from zse.structured import limits
-from zse.structured.compile import MASK_S, SLOW, GrammarError, Vocabulary
+from zse.structured.compile import MASK_S, SLOW, GrammarError, Vocabulary, refusal
 from zse.structured.options import Structure
 
 CHECK_S = 1.5  # of 2 s: the rest is for the way there and back
@@ -131,7 +131,7 @@ def verdict(structure: Structure, vocabulary: Vocabulary) -> tuple[str, str]:
         if time.process_time() - compiled > MASK_S:
             return "schema_too_complex", SLOW
         if matcher.is_error():
-            return "schema_too_complex", " ".join(matcher.get_error().split())[:400]
+            raise refusal(matcher.get_error())
     except GrammarError as error:
         return error.code, str(error)
     except MemoryError:

@@ -46,7 +46,9 @@ def expressed(schema: Any) -> Any:
 
 
 def _expressed(part: dict, root: dict) -> dict:
-    _check_bounds(part)
+    _bound(part)
+    if part.get("uniqueItems") is False:  # asks for nothing
+        del part["uniqueItems"]
     if isinstance(part.get("format"), str) and part["format"] not in _FORMATS:
         del part["format"]
     rules = []
@@ -81,16 +83,23 @@ def _expressed(part: dict, root: dict) -> dict:
     return part | {"allOf": [*(others if isinstance(others, list) else ()), *rules]} if rules else part
 
 
-def _check_bounds(part: dict) -> None:
-    """ValueError for bounds of numbers beyond 64 bits: llguidance takes the nearest integer of 64 bits, which is not
-    within them."""
+def _bound(part: dict) -> None:
+    """Bounds of numbers as llguidance reads them, as doubles: an integer that is none becomes the next one within. ValueError beyond
+    64 bits, where it takes the nearest integer of 64 bits, which is not within."""
     kinds = texts(part.get("type"))
     if kinds and not kinds & {"integer", "number"}:
         return
     for key, low, high in _BOUNDS:
         value = part.get(key)
-        if isinstance(value, int | float) and not isinstance(value, bool) and not low <= value <= high:
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if not low <= value <= high:
             raise ValueError(f"nothing enforces a {key} beyond integers of 64 bits")
+        is_least = high < math.inf
+        if (value > float(value)) if is_least else (value < float(value)):
+            part[key] = int(math.nextafter(float(value), math.inf if is_least else -math.inf))
+        elif isinstance(value, int):
+            part[key] = int(float(value))
 
 
 def _one_of(branches: list, part: dict, root: dict) -> list | None:
