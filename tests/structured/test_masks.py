@@ -12,12 +12,13 @@ import msgspec
 import pytest
 import tiny_model
 import tiny_text
+from llguidance import LLMatcher, LLTokenizer
 from schemas import SCHEMAS, check_text
 
 from zse.errors import RequestError
 from zse.structured import checker
 from zse.structured.checker import verdict
-from zse.structured.compile import GrammarError, Vocabulary, refusal
+from zse.structured.compile import GrammarError, Vocabulary, grammar_of, refusal
 from zse.structured.mask import MAX_FORCED_BYTES, Guide
 from zse.structured.messages import FREE
 from zse.structured.options import MAX_SOURCE_BYTES, TEXT, Structure, Thinking, read_structure
@@ -375,6 +376,34 @@ def test_what_is_no_schema_is_left_to_the_compiler():
     branches = [{"type": "object", "required": 3}, {"type": {}, "properties": 4}, 7]
     for schema in ({"oneOf": branches}, {"allOf": 3, "oneOf": branches}, {"oneOf": {}, "format": [], "type": 3}):
         assert expressed(schema) == schema
+
+
+@pytest.mark.parametrize(
+    ("rule", "good", "bad"),
+    [
+        (r'"\u00e9\xe9\U0001F600\x41\[\]\"\\\n"', ['éé😀A[]"\\\n'], ["é"]),
+        (r"[\u00e0-\u00ff]", ["é"], ["a"]),
+        (r"[\U0001F600-\U0001F64F]", ["😎"], ["a"]),
+        ("[a&&b]", ["a", "&", "b"], ["c"]),
+        ("[+--z]", ["+", ",", "-", "z"], [".", "a"]),
+        (r"[^\x00-\x1f\]^~]", ["a", "-"], ["\n", "]", "^", "~"]),
+        ("[/[-]", ["/", "[", "-"], ["\\"]),
+        (".", ["a", "\n", "é"], [""]),
+        ('start # "[.\nstart ::= "start"', ["start"], ["x"]),
+    ],
+)
+def test_gbnf_means_what_it_does_in_llama_cpp(rule, good, bad):
+    grammar = grammar_of(Structure(kind="gbnf", source=f"root ::= {rule}\n"))
+    for text in (*good, *bad):
+        matcher, ids = LLMatcher(LLTokenizer("byte"), grammar), list(text.encode())
+        fit = matcher.validate_tokens(ids) == len(ids) and matcher.consume_tokens(ids) and matcher.is_accepting()
+        assert fit == (text in good), text
+
+
+@pytest.mark.parametrize("rule", [r'"\ud83d"', "[z-a]", r'"\q', "[a"])
+def test_gbnf_that_is_none_is_refused(vocabulary, rule):
+    with pytest.raises(GrammarError):
+        vocabulary.compile(Structure(kind="gbnf", source=f"root ::= {rule}\n"))
 
 
 def test_a_form_that_nothing_has_is_refused_in_words(vocabulary):

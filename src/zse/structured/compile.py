@@ -6,8 +6,8 @@ from collections import OrderedDict
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from zse.structured.gbnf import lark_of
 from zse.structured.options import CHOICE, GBNF, JSON_OBJECT, JSON_SCHEMA, LARK, REGEX, WHITESPACE, Structure
 from zse.structured.schema import expressed
 
@@ -71,7 +71,7 @@ def grammar_of(structure: Structure) -> str:
         if kind == LARK:
             return LLMatcher.grammar_from_lark(source)
         if kind == GBNF:
-            return LLMatcher.grammar_from_lark(gbnf_to_lark(source))
+            return LLMatcher.grammar_from_lark(lark_of(source))
     except RecursionError:
         raise GrammarError("the grammar is nested too deeply", "schema_too_complex") from None
     except Exception as error:  # the converters raise exceptions of their own; all of them are about the source
