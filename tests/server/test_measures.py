@@ -196,6 +196,19 @@ def test_long_documents_are_cut(server):
     assert server.post(RERANK, body).json["usage"]["prompt_tokens"] < 200
 
 
+@pytest.mark.parametrize("method", ["likelihood", "yes_no"])
+def test_a_pair_is_cut_to_the_context_where_truncate_says_so(server, method):
+    """The context of 4096: the document makes room, then the query."""
+    given = {"method": method, "return_documents": False}
+    for query, document in (("a", "e" * 5000), ("a" * 3000, "é" * 3000), ("a" * 5000, "e")):
+        body = given | {"query": query, "documents": [document, "e"]}
+        check(server.post(RERANK, body), 400, "context_length_exceeded", "documents[0]")
+        cut = server.post(RERANK, body | {"truncate": True})
+        assert cut.status == 200 and 4096 <= cut.json["usage"]["prompt_tokens"] <= 8192, cut.body
+        cut = server.post(SCORE, {"text_1": query, "text_2": document, "method": method, "truncate": True})
+        assert 4090 < cut.json["usage"]["prompt_tokens"] <= 4096
+
+
 class Watched:
     """A text model that notes in which thread it tokenizes what, and has no chat template."""
 

@@ -52,7 +52,7 @@ class Measurement(msgspec.Struct, frozen=True):
 
 class Judge:
     """Makes the sequences of pairs, and scores of their results. task: the question that yes_no asks, the instruction
-    of qwen3_reranker; None: as usual. most: tokens that a pair is cut to, None: it is not cut."""
+    of qwen3_reranker; None: as usual. most: tokens that a pair is cut to, the document first; None: it is not cut."""
 
     def __init__(self, model, method: str, task: str | None, most: int | None = None):
         self._model, self._method, self._task, self._most = model, method, task, most
@@ -67,6 +67,22 @@ class Judge:
                 raise APIError("unsupported_parameter", message, "method")
 
     def sequence(self, query: str, document: str, source: str) -> Measurement:
+        found = self._whole(query, document, source)
+        if self._most is None or self._method in (CROSS_ENCODER, QWEN3):  # these are cut already
+            return found
+        texts = [query, document]
+        for which in (1, 0):  # the document first
+            if len(found.ids) <= self._most:
+                break
+            ids = self._model.encode_part(texts[which])
+            left = len(ids)
+            while left and (over := len(found.ids) - self._most) > 0:  # again: the rest may join into other tokens
+                left = max(left - over, 0)
+                texts[which] = self._model.decode(ids[:left])
+                found = self._whole(texts[0], texts[1], source)
+        return found
+
+    def _whole(self, query: str, document: str, source: str) -> Measurement:
         if self._method == CROSS_ENCODER:
             ids, second = self._model.encode_pair(query, document, self._most)
             return Measurement(ids, Ask("labels", second=second), source)
