@@ -1,5 +1,6 @@
 """The error contract: every field at its bounds, strict JSON, authentication, and what no error may hold."""
 
+import base64
 import json
 import re
 import time
@@ -537,3 +538,48 @@ def test_fuzzed_bodies_never_leak_or_fail(server):
         assert reply.status < 500
         if reply.status != 200:
             check(reply, reply.status, reply.error["code"])
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/v1/responses", "input"),
+        ("/api/generate", "prompt"),
+        ("/v1/chat/completions", "messages"),
+        ("/api/chat", "messages"),
+    ],
+)
+def test_a_refused_conversation_is_named_as_its_api_has_it(server, path, field):
+    """What the chat request is called that is made of it nobody sent."""
+    picture = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+    url = f"data:image/png;base64,{picture}"
+    long, parts = {
+        "/v1/responses": (
+            {"input": "a" * 5000},
+            {"instructions": "x", "input": [{"role": "user", "content": [{"type": "input_image", "image_url": url}]}]},
+        ),
+        "/api/generate": ({"prompt": "a" * 5000}, {"prompt": "a", "system": "x", "images": [picture]}),
+    }.get(
+        path,
+        (
+            {"messages": [{"role": "user", "content": "a" * 5000}]},
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]},
+        ),
+    )
+    body = {"model": "fake", "stream": False}
+    check(server.post(path, body | long), 400, "context_length_exceeded", field)
+    if path != "/api/chat":
+        reply = server.post(path, body | parts)
+        check(reply, 400, "unsupported_parameter")
+        words = reply.json["error"] if field == "prompt" else reply.error["message"]
+        assert words.startswith("'messages[0]" if field == "messages" else f"'{field}': "), words
+
+
+def test_counting_names_thinking_as_messages_does(server):
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "a"}],
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+    }
+    for path, more in (("/v1/messages", {"max_tokens": 2000}), ("/v1/messages/count_tokens", {})):
+        check(server.post(path, body | more), 400, "unsupported_parameter", "thinking")

@@ -319,7 +319,7 @@ async def begun(job: CompletionRun) -> AsyncIterator[None]:
         await _begin(work.app, job)
         yield
     except RequestError as error:
-        raise named(error, job.structure_field) from None
+        raise named(error, job.structure_field, completion.messages_field) from None
     finally:
         work.cached = job.usage.cached
 
@@ -425,7 +425,7 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
     wanted = completion.params.max_tokens
     if prompt_tokens + (1 if wanted is None else wanted) <= max_context:
         return max_context - prompt_tokens if wanted is None else wanted
-    field = "prompt" if completion.messages is None else "messages"
+    field = "prompt" if completion.messages is None else completion.messages_field
     asked = f"{prompt_tokens} tokens in the {field}"
     if wanted:
         asked = f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the {field}, {wanted} in the completion)"

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from zse.errors import RequestError
 from zse.sampling.fields import (
     CHAT,
     COMPLETIONS,
@@ -31,7 +32,7 @@ from zse.scheduler.options import DEFAULT, RequestOptions
 from zse.server.errors import APIError
 from zse.server.requests import finding
 from zse.server.requests.conversation import CONVERSATION, ToolChoice
-from zse.server.requests.forms import EFFORTS, FORMS, GUIDED, STRUCTURED_OUTPUTS
+from zse.server.requests.forms import EFFORTS, FORMS, GUIDED, STRUCTURED_OUTPUTS, named
 from zse.structured.options import Structure
 
 MAX_PROMPTS = 128
@@ -66,7 +67,7 @@ class Extras(msgspec.Struct, frozen=True):
 
 
 class Completion(msgspec.Struct):
-    """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat), of which some has_images (image_parts.py).
+    """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat, the API's messages_field), of which some has_images (image_parts.py).
     tools: what may be called, None when nothing may. structure: the form that structure_field asks for.
     thinking_budget: tokens of reasoning, by thinking_field. left_out: sampling fields that the request leaves to the
     model's own recommendation. template_variables: for the chat template. num_choices: generations that the engine has
@@ -87,6 +88,7 @@ class Completion(msgspec.Struct):
     echo: bool = False
     prompts: list = []
     messages: list[dict] | None = None
+    messages_field: str = "messages"
     has_images: bool = False
     tools: list[dict] | None = None
     tool_choice: ToolChoice = ToolChoice()
@@ -314,10 +316,14 @@ def read_chat(body: dict) -> Completion:
     return completion
 
 
-def read_chat_of(chat: dict, thinking: str, structure: str) -> Completion:
-    """The chat request that a body of another API means, whose fields of its reasoning and of its form have these names
-    there. Raises RequestError."""
-    completion = read_chat(chat)
+def read_chat_of(chat: dict, thinking: str, structure: str, messages: str = "messages") -> Completion:
+    """The chat request that a body of another API means, whose fields of its reasoning, of its form and of the conversation have these
+    names there. Raises RequestError."""
+    try:
+        completion = read_chat(chat)
+    except RequestError as error:
+        raise named(error, structure, messages) from None
+    completion.messages_field = messages
     if completion.thinking_field:
         completion.thinking_field = thinking
     if completion.structure is not None:

@@ -95,8 +95,12 @@ def _template_variables(value: Any, path: str) -> dict:
     return value
 
 
-def named(error: RequestError, field: str) -> RequestError:
-    """An engine's refusal of a grammar, in terms of the field that asked for it."""
+def named(error: RequestError, field: str, messages: str = "messages") -> RequestError:
+    """An engine's refusal of a grammar, in terms of the field that asked for it, or one of the conversation, which is in the field
+    `messages` of the API."""
+    if messages != "messages" and (error.param or "").split("[")[0] == "messages":
+        error.message = error.message.replace(f"'{error.param}'", f"'{messages}'")
+        error.param = messages
     if error.param == "structure":
         error.param = field
         error.message = f"'{field}': {error.message}"

@@ -18,7 +18,7 @@ from zse.sampling.fields import (
     expect,
     refused,
 )
-from zse.server.requests.completions import MODEL, Completion, read_chat, read_chat_of
+from zse.server.requests.completions import MODEL, Completion, read_chat_of
 from zse.server.requests.conversation import MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 from zse.server.requests.image_parts import SOURCE
 
@@ -157,7 +157,7 @@ def read_messages(body: dict) -> Completion:
 
 def read_counted(body: dict) -> Completion:
     """Check the body of POST /v1/messages/count_tokens. Raises RequestError."""
-    return read_chat(_chat(Object(COUNTED).check(body, "")))
+    return read_chat_of(_chat(Object(COUNTED).check(body, "")), "thinking", "output_config.format")
 
 
 def _chat(values: dict) -> dict:

@@ -221,7 +221,7 @@ def read_ollama_generate(body: dict) -> Completion:
         return _continued(values)
     system = [{"role": "system", "content": values["system"]}] if values["system"] else []
     said = {"role": "user", "content": _content(values["prompt"], values["images"])}
-    return read_chat_of(_chat(values) | {"messages": [*system, said]}, "think", "format")
+    return read_chat_of(_chat(values) | {"messages": [*system, said]}, "think", "format", "prompt")
 
 
 def _continued(values: dict) -> Completion:

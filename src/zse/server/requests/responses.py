@@ -252,7 +252,7 @@ def completion_of(values: dict, items: list[dict], names: Mapping[tuple[str, str
     if choice is not None:
         named = type(choice) is dict
         chat["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice
-    return read_chat_of(chat, "reasoning.effort", "text.format")
+    return read_chat_of(chat, "reasoning.effort", "text.format", "input")
 
 
 def _response_format(form: dict) -> dict:
