@@ -4,6 +4,8 @@ for them."""
 import os
 import sys
 
+from zse.errors import ConfigError
+
 SWITCHES = {
     "ZSE_HOME": ("~/.cache/zse", "where models, converted files, the server's database and the chat history are kept"),
     "ZSE_CONFIG": (
@@ -52,6 +54,14 @@ SWITCHES = {
 def get(name: str) -> str:
     """The switch's value, or its default. An unknown name is a programming error."""
     return os.environ.get(name) or SWITCHES[name][0]
+
+
+def chosen(name: str, values: tuple[str, ...]) -> str:
+    """The switch's value, one of these in whatever case. Raises ConfigError for another."""
+    value = get(name)
+    if value.lower() not in values:
+        raise ConfigError(f"{name}={value}: not one of {', '.join(values)}")
+    return value.lower()
 
 
 def python_path() -> str:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from zse import env
 from zse.lazy import json
 
+LEVELS, FORMS = ("debug", "info", "warning", "error"), ("text", "json")
 # Control characters of both sets; what ends a line or turns its direction in some terminals and viewers.
 _ESCAPES = {code: f"\\x{code:02x}" for code in [*range(32), *range(127, 160)]}
 _ESCAPES |= {code: f"\\u{code:04x}" for code in [0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)]}
@@ -89,11 +90,13 @@ class RecentRecords(logging.Handler):
 
 
 def setup(level: str | None = None, form: str | None = None) -> None:
-    """Send zse's records to stderr at `level` (default: ZSE_LOG). form: text or json (default: ZSE_LOG_FORMAT)."""
+    """Send zse's records to stderr at `level` (default: ZSE_LOG). form: text or json (default: ZSE_LOG_FORMAT). Raises ConfigError
+    for values of these that are none."""
+    level = level or env.chosen("ZSE_LOG", LEVELS)
+    is_json = (form or env.chosen("ZSE_LOG_FORMAT", FORMS)) == "json"
     handler = logging.StreamHandler(sys.stderr)
-    is_json = (form or env.get("ZSE_LOG_FORMAT")) == "json"
     handler.setFormatter(_JSONFormatter() if is_json else _Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logger = logging.getLogger("zse")
     logger.handlers[:] = [handler]
-    logger.setLevel((level or env.get("ZSE_LOG")).upper())
+    logger.setLevel(level.upper())
     logger.propagate = False

@@ -1,12 +1,14 @@
 """Configuration: file < environment < command line, in one table; what is wrong is one line that names the place."""
 
 import json
+import logging
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from zse import log
 from zse.cli import main, serve, settings
 from zse.errors import ConfigError
 
@@ -187,3 +189,19 @@ def test_what_sighup_changes_is_documented():
     page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
     section = page.split("### SIGHUP", 1)[1].split("\n## ", 1)[0].split("Of any other option", 1)[0]
     assert re.findall(r"`--([a-z-]+)`", section) == sorted(names[dest] for dest in serve.CHANGEABLE)
+
+
+@pytest.mark.parametrize("name", ["*", "http://app.example", "app.example:8000", "", "a b"])
+def test_a_host_name_that_no_request_can_have_is_refused(parsed, name):
+    with pytest.raises(ConfigError, match="--allowed-host: .* is no host name"):
+        serve._allowed_hosts(parsed("", "--allowed-host", name), False)
+    assert serve._allowed_hosts(parsed("", "--allowed-host", "App.example"), False) >= {"app.example", "localhost"}
+
+
+@pytest.mark.parametrize(("switch", "value"), [("ZSE_LOG", "verbose"), ("ZSE_LOG_FORMAT", "xml")])
+def test_a_log_level_or_format_of_the_environment_that_is_none_is_refused(monkeypatch, switch, value):
+    handlers = logging.getLogger("zse").handlers[:]
+    monkeypatch.setenv(switch, value)
+    with pytest.raises(ConfigError, match=f"{switch}={value}: not one of"):
+        log.setup()
+    assert logging.getLogger("zse").handlers == handlers

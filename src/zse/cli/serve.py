@@ -473,6 +473,9 @@ def _documents(args) -> str | None:
 
 def _allowed_hosts(args, has_key: bool) -> frozenset[str] | None:
     """Host names to answer to. With a key any will do: a page that rebinds DNS does not know the key."""
+    for name in args.allowed_host:
+        if auth.split_host(name) != (name.lower().rstrip("."), ""):
+            raise ConfigError(f"--allowed-host: '{name}' is no host name; write it alone, such as app.example")
     if has_key and not args.allowed_host:
         return None
     return frozenset({"localhost", args.host.lower(), *(name.lower() for name in args.allowed_host)})

@@ -292,7 +292,7 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
     Raises ZSEError."""
 
     def show(plan) -> None:
-        if env.get("ZSE_LOG") in ("debug", "info"):
+        if env.get("ZSE_LOG").lower() in ("debug", "info"):
             sys.stderr.write(f"zse engine: {plan.describe()}\n")
 
     try:
