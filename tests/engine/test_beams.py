@@ -10,6 +10,7 @@ import tiny_model
 from tiny_engines import TinyEngines, prompt
 from tiny_model import CONTEXT, EOS, NAN_TOKEN, VOCAB
 
+from zse.engine.messages import Ask
 from zse.errors import RequestError
 from zse.sampling.beam import BeamParams, BeamSearch
 from zse.sampling.fields import checked
@@ -126,6 +127,23 @@ def test_beside_requests_and_cancelled(engine_of, ahead):
     engine.step()
     engine.close()
     assert not engine.feature("beams")._searches and not engine.scheduler.requests
+
+
+@pytest.mark.parametrize("num_pages", [1, 3])
+def test_a_job_and_a_search_that_both_want_the_last_pages_end(engine_of, num_pages):
+    """The job left the pages alone for a beam that was held and had come before it; the search's other beams, which had
+    come behind it, left them to the job."""
+    ids = prompt(16 * num_pages - 8)
+    beams = BeamParams(beam_width=4, max_tokens=6, ignore_eos=True)
+    (expected,) = search(engine_of(), (ids, beams))
+    for step in (1, 3, 6):
+        engine = engine_of(num_pages=num_pages, max_context=16 * num_pages)
+        engine.submit(0, ids, beams)
+        for _ in range(step):
+            engine.step()
+        engine.submit(1, prompt(len(ids), 1), Ask("last"))
+        over, _ = drain(engine)
+        assert over[0].replies == expected.replies and over[1].vector, step
 
 
 def test_refusals_and_failures(engine_of, tmp_path):

@@ -321,7 +321,8 @@ class Lifecycle:
         """`count` pages for a job, until release_job(). None while too few are free: then requests that it goes ahead
         of leave the pages alone, as it leaves alone what others wait for that go ahead of it."""
         allocator, keep = self.cache.allocator, len(self.running)
-        head = self.queue.head()
+        # A beam that is held goes on when the others of its search have run, which may wait for the job.
+        head = self.queue.head(self.prompts, may_be_held=True)
         if head is not None and self.queue.goes_first(head, job):
             keep += self.cache.pages_needed(len(head.tokens))
         states = self.cache.states
