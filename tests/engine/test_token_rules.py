@@ -130,6 +130,16 @@ def test_logprobs_are_of_what_may_come(engine_of):
     assert other[0][0] == plain[1][0].top[1][0] and [id for id, _ in other[1][0].top[:1]] != [best]
 
 
+def test_bad_words_that_leave_nothing_do_not_end_a_reply_too_early(engine_of):
+    """They are not looked at then; min_tokens is."""
+    wanted = params(5, allowed_token_ids=(7, EOS), bad_token_ids=((7,),), min_tokens=3, ignore_eos=False)
+    assert run(engine_of(), one=(prompt(9), wanted))["one"][0] == [7, 7, 7, EOS]
+    assert run(engine_of(), one=(prompt(9), params(2, allowed_token_ids=(7,), bad_token_ids=((7,),))))["one"][0] == [
+        7,
+        7,
+    ]
+
+
 def test_what_goes_wrong(engine_of):
     engine = engine_of()
     ids = prompt(5, 1)

@@ -35,21 +35,25 @@ class TokenRules:
 
     def banned(self, reply: list[int]) -> set[int]:
         """What may not come behind these tokens of the reply, of all that else might."""
-        ids = set(self._stop_ids) if len(reply) < self._min_tokens else set()
-        for *before, last in self._words:
-            if not before or reply[-len(before) :] == before:
-                ids.add(last)
-        return ids
+        return self._ends(reply) | {
+            last for *before, last in self._words if reply[len(reply) - len(before) :] == before
+        }
+
+    def _ends(self, reply: list[int]) -> frozenset[int]:
+        """Of these, those that would end it too early."""
+        return self._stop_ids if len(reply) < self._min_tokens else frozenset()
 
     def mask(self, reply: list[int]) -> bytes | None:
         """Of the token behind them; None: any may come. Where bad words leave none, they are not looked at."""
-        ids = self.banned(reply)
-        if not ids:
-            return self._base
-        mask = bytearray(self._base or self._all)
-        for id in ids:
-            mask[id >> 3] &= ~(1 << (id & 7)) & 255
-        return bytes(mask) if self._base is None or any(mask) else self._base
+        for ids in (self.banned(reply), self._ends(reply)):
+            if not ids:
+                break
+            mask = bytearray(self._base or self._all)
+            for id in ids:
+                mask[id >> 3] &= ~(1 << (id & 7)) & 255
+            if self._base is None or any(mask):
+                return bytes(mask)
+        return self._base
 
 
 def mask_nbytes(vocab_size: int) -> int:
