@@ -33,7 +33,7 @@ class TokenRules:
             self._base = bytes(base)
         self._all = b"\xff" * nbytes
 
-    def banned(self, reply: list[int]) -> set[int]:
+    def banned(self, reply: list[int]) -> frozenset[int]:
         """What may not come behind these tokens of the reply, of all that else might."""
         return self._ends(reply) | {
             last for *before, last in self._words if reply[len(reply) - len(before) :] == before
