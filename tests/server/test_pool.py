@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fake_text
 import pytest
-from harness import FAKE_ENGINE, Harness, chat_body, wait_for
+from harness import FAKE_ENGINE, Harness, chat_body, request, wait_for
 
 from zse.engine import client as engine_client
 from zse.engine.process import spawn
@@ -147,9 +147,24 @@ def test_a_model_whose_files_were_replaced_is_read_anew_with_its_next_engine(tmp
         server.close()
 
 
-def test_clients_that_leave_while_it_loads_leave_nothing(start):
-    from harness import request
+def test_an_engine_that_was_ended_runs_and_holds_nothing(start):
+    server = start({"a": ""})
 
+    def gauges() -> dict[str, float]:
+        lines = [line.rsplit(" ", 1) for line in server.get("/metrics").body.decode().splitlines() if line[:1] != "#"]
+        return {name.partition("{")[0]: float(value) for name, value in lines if name.startswith("zse_engine_")}
+
+    with server.connect() as sock:
+        sock.sendall(request("POST", "/v1/chat/completions", chat_body("!stall", model="a", stream=True)))
+        wait_for(lambda: gauges()["zse_engine_running"])
+        assert server.post("/admin/models/a/unload", {"force": True}).status == 200
+        found = gauges()
+    assert found["zse_engine_running"] == found["zse_engine_waiting"] == found["zse_engine_free_pages"] == 0
+    assert not found.keys() & {"zse_engine_kv_usage", "zse_engine_pages", "zse_engine_memory_bytes"}
+    assert said(server.ask("a")) == "hi" and "zse_engine_kv_usage" in gauges()
+
+
+def test_clients_that_leave_while_it_loads_leave_nothing(start):
     server = start({"a": "", "b": "--load-ms 300"})
     for _ in range(5):
         with server.connect() as sock:

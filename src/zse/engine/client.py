@@ -195,7 +195,7 @@ class EngineClient:
                 fault = await self._link.lost
             finally:
                 watchdog.cancel()
-            self._link = None
+            self._link, self.heartbeat = None, Heartbeat(0, 0, 0, 0)  # nothing runs or waits in it any more
             description = await self._reap(process, fault)
             self.reason = self._fatal.message if self._fatal else description
             if self.state == STOPPING:

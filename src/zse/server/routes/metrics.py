@@ -4,6 +4,7 @@ import math
 from operator import attrgetter
 
 from zse import __version__
+from zse.engine.client import READY
 from zse.http.exchange import Response
 from zse.scheduler.counters import BOUNDS, NAMES
 from zse.server.api_request import APIRequest
@@ -173,12 +174,13 @@ async def metrics(app, request: APIRequest) -> Response:
 
 def _add_model(page: _Page, served) -> None:
     model, engine = served.name, served.engine
+    info = engine.info if engine.state == READY else None  # of one that has ended nothing is held
     for state in _STATES:
         page.add(
             "zse_model_state", "1 for the state that the model is in.", served.state == state, model=model, state=state
         )
     for metric, help, attribute in OF_MODEL:
-        if engine.info is not None or not attribute.startswith("engine.info"):
+        if info is not None or not attribute.startswith("engine.info"):
             page.add(metric, help, attrgetter(attribute)(served), model=model)
     if served.load_ms:
         help = "What the last load on demand took."
@@ -197,13 +199,13 @@ def _add_model(page: _Page, served) -> None:
         if total in COUNTERS:  # the others, queue_wait_le_…, are the histogram above
             kind, help = COUNTERS[total]
             page.add(f"zse_engine_{total}", help, value, kind, model=model)
-    if engine.info is not None:
+    if info is not None:
         beat = engine.heartbeat
-        used = engine.info.num_pages - beat.free_pages - counters.get("prefix_idle_pages", 0)
+        used = info.num_pages - beat.free_pages - counters.get("prefix_idle_pages", 0)
         help = "Share of the KV pages that requests use; cached ones that nobody uses count as free."
-        page.add("zse_engine_kv_usage", help, max(0.0, used / max(1, engine.info.num_pages)), model=model)
+        page.add("zse_engine_kv_usage", help, max(0.0, used / max(1, info.num_pages)), model=model)
         help = "Since exec of the engine, or since it was told to load."
-        for phase, ms in engine.info.phases_ms.items():
+        for phase, ms in info.phases_ms.items():
             page.add("zse_engine_phase_seconds", help, ms / 1000, model=model, phase=phase)
-        for label, nbytes in engine.info.memory_bytes.items():
+        for label, nbytes in info.memory_bytes.items():
             page.add("zse_engine_memory_bytes", "Planned device memory by use.", nbytes, model=model, use=label)
