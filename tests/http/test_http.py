@@ -233,14 +233,28 @@ def test_head_has_no_body_and_http_10_closes(server):
         while piece := receive(sock):
             data += piece
         assert data.count(b"HTTP/1.1 200 OK") == 2 and data.count(b'{"version"') == 1
+    stream = request("POST", "/v1/chat/completions", chat_body("hi", stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0")
+    for head in (stream, stream.replace(b"\r\n", b"\r\nConnection: keep-alive\r\n", 1)):  # the close is its end
+        with server.connect() as sock:
+            sock.sendall(head)
+            data = b""
+            while piece := receive(sock):
+                data += piece
+            assert b"transfer-encoding" not in data and data.endswith(b"data: [DONE]\n\n")
+            assert b"connection: close" in data
+
+
+def test_a_stream_that_failed_leaves_the_connection_to_the_next_request(own_server):
+    """Its head said that the connection stays, and its last chunk came."""
+    server = own_server()
     with server.connect() as sock:
-        sock.sendall(
-            request("POST", "/v1/chat/completions", chat_body("hi", stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0")
-        )
+        sock.sendall(request("POST", "/v1/chat/completions", chat_body("abc!crash=2", stream=True)))
         data = b""
-        while piece := receive(sock):
-            data += piece
-        assert b"transfer-encoding" not in data and data.endswith(b"data: [DONE]\n\n")
+        while not data.endswith(b"0\r\n\r\n"):
+            data += receive(sock)
+        assert b'data: {"error"' in data and b"connection: close" not in data
+        sock.sendall(GET + b"\r\n")
+        assert read_reply(sock).status == 200
 
 
 def test_expect_continue(server):

@@ -130,8 +130,8 @@ def test_an_error_after_comments_is_an_event(own_server):
     with server.connect() as sock:
         sock.sendall(request("POST", CHAT, chat_body("hi", stream=True)))
         data = b""
-        while piece := sock.recv(1 << 16):
-            data += piece
+        while not data.endswith(b"0\r\n\r\n"):
+            data += sock.recv(1 << 16)
     assert b"HTTP/1.1 200" in data and data.count(b'data: {"error"') == 1 and b"[DONE]" not in data
     assert b"engine_unavailable" in data
 

@@ -120,6 +120,7 @@ class HTTPRequest(msgspec.Struct, eq=False):
         answer. Nothing is sent before the first."""
         self.last_write, http_10, out = time.monotonic(), self.http_10, b""
         if not self.status:
+            self.keep_alive = self.keep_alive and not http_10  # where the close is the end
             headers = [("content-type", self.media_type), ("cache-control", "no-cache"), ("x-accel-buffering", "no")]
             out = self.connection.head(self, 200, headers if http_10 else [*headers, ("transfer-encoding", "chunked")])
         if http_10:

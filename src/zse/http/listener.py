@@ -279,7 +279,8 @@ class Connection(asyncio.Protocol):
         if not request.status:
             return self._server.app.error_response(error, request)
         request.note = request.note or (error.code or "")
-        request.keep_alive = False
+        if error.status == 408 or isinstance(error, HTTPError):
+            request.keep_alive = False  # else it is whole, and the client may have sent its next request already
         request.send_events(self._server.app.error_event(error, request), is_last=True)
         return None
 
