@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import gc
 import os
 import signal
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from breadth import combinations
+from garbage import Garbage
 from gpu.machine import missing
 from order import dealt, rotated
 from prepare import cache_folder
@@ -142,12 +142,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.parts)  # wherever a worker began; as they stand in it, in each file
 
 
-def pytest_collection_finish():
-    # A million objects of modules and tests stay to the end: collections of garbage need not walk them (a fifth of printing kernels).
-    gc.collect()
-    gc.freeze()
-
-
 def wants_to_be_alone(item) -> bool:
     marker = item.get_closest_marker("timed")
     return marker is not None and marker.kwargs.get("alone", True)
@@ -166,6 +160,7 @@ class Gate:
 
     def __init__(self, config):
         self.config, self.left_out, self.is_alone = config, {}, False
+        self.garbage = None if config.getoption("--soak") else Garbage()  # long forms watch memory
         run = getattr(config, "workerinput", {}).get("testrunuid")
         self.files = [Path(tempfile.gettempdir(), f"zse-{run}-{name}") for name in ("gate", "running")] if run else []
         self.locks = [os.open(path, os.O_CREAT | os.O_RDWR, 0o600) for path in self.files]
@@ -187,6 +182,14 @@ class Gate:
         items[:] = dealt(items, getattr(self.config, "workerinput", {}).get("workercount", 1), wants_to_be_alone)
         if hasattr(self.config, "workeroutput"):
             self.config.workeroutput["left_out"] = self.left_out
+
+    def pytest_collection_finish(self):
+        if self.garbage is not None:
+            self.garbage.begin()
+
+    def pytest_runtest_logfinish(self):
+        if self.garbage is not None:
+            self.garbage.end_test()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node):

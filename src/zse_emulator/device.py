@@ -1,33 +1,33 @@
 """The emulated GPU: runs the kernels of the GPU family on the host, thread by thread in a random order, and checks what
 they do.
 
-Kernels are printed as C++ (target.py), compiled when they are first used and kept below ZSE_HOME/kernels/emulate by
-content; the emulator itself is csrc/emulate_*.cpp. Memory of the device lies between zones that nobody may touch. A
-launch that breaks a rule of the language (csrc/emulate.h) raises DeviceError with the kernel's source line and the seed
-of the order."""
+Kernels are printed as C++ (target.py), compiled when they are first used and kept (compiling.py); the emulator itself is
+csrc/emulate_*.cpp. Memory of the device lies between zones that nobody may touch. A launch that breaks a rule of the
+language (csrc/emulate.h) raises DeviceError with the kernel's source line and the seed of the order."""
 
 import ctypes
-import fcntl
-import hashlib
 import os
-import shutil
-import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_uint64, c_void_p
-from pathlib import Path
 
-from zse import trust
-from zse.errors import CompileError, DeviceError
+from zse.errors import DeviceError
 from zse.kernel import cache
 from zse.kernel.archs import features_of
-from zse.kernel.emit import emit_for
 from zse.runtime.buffer import Account, Buffer
 from zse.runtime.device import Copy, GPUCapabilities, Graph, Program, Recorder, Staging
 from zse.runtime.fetch import Await, Fetch
 from zse.runtime.symbol import Sym
-from zse_emulator.target import EmulateTarget
+from zse_emulator.compiling import (
+    CORE,
+    CSRC,
+    KERNEL_OPTIMIZATION,
+    MORE_OPTIMIZATION,
+    SOON,
+    compiled,
+    emitted,
+    library_path,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,129 +36,7 @@ if TYPE_CHECKING:
 
     from zse.kernel.language import Variant
 
-CSRC = Path(__file__).with_name("csrc")
-CORE = ("emulate_core.cpp", "emulate_sync.cpp", "emulate_async.cpp", "emulate_matrix.cpp")
-# Signed integers wrap, as on a GPU.
-# Kernels run for milliseconds, most of them in the emulator's functions, which are -O3: -O1 takes three times as long to compile
-# (28 s for 45 cases of products, experts and attention, 10 s with -O0) and saves a sixth of their run (13 s of 15). One that has run
-# for SOON seconds of a process is compiled once more, for all: its threads' frames, 8 KB each with -O0, are what the caches miss.
-KERNEL_OPTIMIZATION, MORE_OPTIMIZATION = "-O0", "-O1"
-SOON = 0.5
-FLAGS = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w")
-CORE_FLAGS = ("-fno-semantic-interposition",)
-# Tables by which a debugger or an exception finds its way back take an eighth of a kernel's compilation; nothing is thrown in one.
-KERNEL_FLAGS = ("-fno-exceptions", "-fno-asynchronous-unwind-tables")
 RED_ZONE = 4096  # bytes before and after every allocation
-
-
-def find_compiler() -> str:
-    """CXX, g++ or clang++. CompileError names them."""
-    for name in (os.environ.get("CXX"), "g++", "clang++"):
-        found = name and shutil.which(name)
-        if found:
-            return found
-    raise CompileError("no C++ compiler: the emulated GPU needs g++ or clang++ (or set CXX)")
-
-
-def _library(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
-    """Where the shared library of these files (or of `text`) is kept."""
-    total = hashlib.sha256(repr((find_compiler(), FLAGS, CORE_FLAGS, KERNEL_FLAGS, optimize, text)).encode())
-    headers = CSRC.glob("emulate*.h") if sources else [CSRC / "emulate.h"]
-    for path in (*sources, *sorted(headers)):
-        total.update(path.read_bytes())
-    return cache.folder() / "emulate" / f"{name}-{total.hexdigest()[:32]}.so"
-
-
-def compiled(sources: "list[Path]", text: str, name: str, optimize: str) -> Path:
-    """The shared library of these files (or of `text`), from the cache if it is there."""
-    target = _library(sources, text, name, optimize)
-    if sources:
-        return _kept(target, lambda half: _compile_files(sources, half, optimize))
-    return _kept(target, lambda half: _compile_text(text, name, half, optimize))
-
-
-def _kept(target: Path, make: "Callable[[Path], None]") -> Path:
-    """A file of the cache, made by `make` where it is not there or not ours."""
-    folder = target.parent
-    if not _is_ours(target):
-        # What stood here, or in a folder that others can write, is compiled anew whatever it looks like afterwards.
-        is_new = not os.path.lexists(target) and not (folder.exists() and folder.stat().st_mode & 0o022)
-        try:
-            trust.make_private(str(folder), str(cache.folder()))
-        except OSError as error:
-            raise CompileError(
-                f"{error.filename or folder}: {error.strerror}; set ZSE_HOME to a folder you own"
-            ) from None
-        # Of several processes that ask for it one compiles: tests of a kernel are dealt to all of them, and begin at once.
-        with open(folder / f"lock-{target.stem[-1]}", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (is_new and _is_ours(target)):
-                half = target.with_suffix(f".{os.getpid()}-{threading.get_ident()}.tmp")
-                make(half)
-                half.chmod(0o700)
-                half.replace(target)
-                trust.put_sum(str(target))
-    return target
-
-
-def _run(name: str, *arguments: str, text: "str | None" = None) -> None:
-    """Run the compiler. CompileError with its first lines."""
-    command = [find_compiler(), *FLAGS, *arguments]
-    done = subprocess.run(command, input=text, capture_output=True, text=True)
-    if done.returncode:
-        raise CompileError(f"{name}: {command[0]} failed: {'; '.join(done.stderr.splitlines()[:3])}")
-
-
-def _compile_files(sources: "list[Path]", library: Path, optimize: str) -> None:
-    """A shared library of the emulator's files, with all cores."""
-    objects = [str(library.with_suffix(f".{source.stem}.o")) for source in sources]
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(
-                pool.map(
-                    lambda source, to: _run(source.stem, *CORE_FLAGS, optimize, "-c", "-o", to, str(source)),
-                    sources,
-                    objects,
-                )
-            )
-        _run("core", "-shared", "-o", str(library), *objects)
-    finally:
-        for path in objects:
-            Path(path).unlink(missing_ok=True)
-
-
-def _compile_text(text: str, name: str, library: Path, optimize: str) -> None:
-    """A shared library of a kernel's text."""
-    flags = *KERNEL_FLAGS, optimize, f"-I{_header(optimize)}", f"-I{CSRC}"
-    _run(name, *flags, "-shared", "-o", str(library), "-x", "c++", "-", text=text)
-
-
-_headers: "dict[Path, Path]" = {}  # that this process has found whole
-
-
-def _header(optimize: str) -> Path:
-    """The folder of emulate.h as g++ has read it already, a third of the time of most kernels (clang++ reads it again)."""
-    total = hashlib.sha256(repr((find_compiler(), FLAGS, KERNEL_FLAGS, optimize, str(CSRC))).encode())
-    total.update((CSRC / "emulate.h").read_bytes())
-    folder = cache.folder() / "emulate" / f"header-{total.hexdigest()[:32]}"
-    if folder not in _headers:
-        _headers[folder] = _kept(
-            folder / "emulate.h.gch",
-            lambda half: _run(
-                "emulate.h", *KERNEL_FLAGS, optimize, "-x", "c++-header", "-o", str(half), str(CSRC / "emulate.h")
-            ),
-        )
-    return folder
-
-
-def _is_ours(library: Path) -> bool:
-    """Whether it is there, whole, and nobody else can have written it."""
-    try:
-        trust.open_kept(str(library), str(cache.folder())).close()
-    except OSError:
-        return False
-    return trust.is_whole(str(library))
-
 
 _core_lock = threading.Lock()
 _core: "ctypes.CDLL | None" = None
@@ -184,20 +62,7 @@ def core() -> ctypes.CDLL:
     return _core
 
 
-# Of kernels that other devices of this process have printed: a tenth of a second each, 30 for a step of a small model.
-_emitted: "dict[tuple, tuple[str, dict]]" = {}
 _seconds: "dict[str, float]" = {}  # of the processor, that launches of this text took
-
-
-def emitted(variant: "Variant", like: str) -> tuple[str, dict]:
-    """The text of a variant and its manifest entry."""
-    sizes = variant.threads, variant.min_blocks, variant.cluster
-    # repr tells 1 from True, and functions of one name apart.
-    key = like, variant.symbol, variant.kernel, *sizes, *((name, repr(it)) for name, it in variant.statics.items())
-    if key not in _emitted:
-        _emitted[key] = emit_for(variant, EmulateTarget(like, *sizes))
-    text, entry = _emitted[key]
-    return text, dict(entry)
 
 
 class EmulatedBuffer:
@@ -406,7 +271,7 @@ class EmulateDevice(GPUCapabilities):
 
     def _load_program(self, symbol: str, variant: "Variant") -> EmulatedProgram:  # type: ignore[override]
         text, entry = emitted(variant, self.like)
-        if _seconds.get(text, 0.0) > SOON or _library([], text, symbol, MORE_OPTIMIZATION).exists():
+        if _seconds.get(text, 0.0) > SOON or library_path([], text, symbol, MORE_OPTIMIZATION).exists():
             return EmulatedProgram(symbol, ctypes.CDLL(str(compiled([], text, symbol, MORE_OPTIMIZATION))), entry)
         return EmulatedProgram(symbol, ctypes.CDLL(str(compiled([], text, symbol, KERNEL_OPTIMIZATION))), entry, text)
 

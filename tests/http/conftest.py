@@ -5,4 +5,4 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("http", "server")]
 
-from servers import frozen_heap, own_server, scheduled, server  # noqa: E402, F401
+from servers import own_server, scheduled, server  # noqa: E402, F401

@@ -10,9 +10,10 @@ import pytest
 
 from zse import kernel as zl
 from zse.errors import CompileError, DeviceError
+from zse.kernel import cache
 from zse.runtime.args import Args
 from zse.tensor import Tensor
-from zse_emulator import EmulateDevice
+from zse_emulator import EmulateDevice, compiling
 from zse_emulator.device import core
 
 from . import emulator_bugs as bugs
@@ -233,3 +234,34 @@ def test_assembly_cannot_be_emulated(kept_kernels):
     device = EmulateDevice(variants={"uses_asm": zl.Variant("uses_asm", uses_asm)})
     with pytest.raises(CompileError, match="asm has no body for target emulate-sm_90a"):
         device.program("uses_asm")
+
+
+def test_a_printed_kernel_is_kept_for_other_processes(tmp_path, monkeypatch):
+    """By its sources. Where these are written while a process runs it prints for itself, as it does kernels of no name elsewhere."""
+    monkeypatch.setenv("ZSE_HOME", str(tmp_path))
+    printed, real = [], compiling.emit_for
+    monkeypatch.setattr(
+        compiling, "emit_for", lambda variant, target: printed.append(target.name) or real(variant, target)
+    )
+
+    def in_another_process(like: str = "sm_90a") -> tuple[str, dict]:
+        monkeypatch.setattr(compiling, "_emitted", {})
+        return compiling.emitted(cache.package_variants(like)["gather_rows"], like)
+
+    assert in_another_process() == in_another_process() and len(printed) == 1
+    (kept,) = (tmp_path / "kernels" / "emulate").glob("*.json")
+    in_another_process("sm_80")
+    assert printed == ["emulate-sm_90a", "emulate-sm_80"]
+    whole = kept.read_bytes()
+    kept.write_bytes(whole.replace(b"gather", b"gathes", 1))
+    assert "gathes" not in in_another_process()[0] and len(printed) == 3 and kept.read_bytes() == whole
+    started = compiling._STARTED_NS
+    monkeypatch.setattr(compiling, "_STARTED_NS", 0)
+    in_another_process()
+    assert len(printed) == 4
+    monkeypatch.setattr(compiling, "_STARTED_NS", started)
+    monkeypatch.setattr(compiling, "_fingerprint", lambda: "another")
+    in_another_process()
+    assert len(printed) == 5 and len(list(kept.parent.glob("*.json"))) == 3
+    own = zl.Variant("missing_barrier", bugs.missing_barrier)
+    assert compiling._text_file(own, "sm_90a", (256, 1, 1)) is None

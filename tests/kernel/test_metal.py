@@ -21,7 +21,8 @@ from zse.kernel.archs import SHARED_LIMIT
 from zse.kernel.emit import emit_gpu, gpu_target
 from zse.kernel.targets.metal import PRELUDE
 from zse.kernels.gpu import all_reduce, peer_messages, peer_rows
-from zse_emulator.device import CSRC, EmulateDevice, EmulatedProgram
+from zse_emulator.compiling import CSRC
+from zse_emulator.device import EmulateDevice, EmulatedProgram
 
 ARCH = "metal3.1"
 SHIM = Path(__file__).with_name("metal_shim")

@@ -9,4 +9,4 @@ sys.path[:0] = [
     for name in ("reliability", "scheduler", "server", "http", "formats", "tokenizer", "structured", "engine")
 ]
 
-from servers import frozen_heap, own_server, scheduled, server  # noqa: E402, F401
+from servers import own_server, scheduled, server  # noqa: E402, F401

@@ -494,46 +494,46 @@ def test_a_library_may_be_as_writable_as_the_package(installed, monkeypatch):
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize("harm", ["flip", "everybody", "link", "foreign"])
 def test_the_emulator_loads_what_it_compiled(home, harm, monkeypatch):
-    device = pytest.importorskip("zse_emulator.device")
-    device.compiled([], "", "header", "-O0")  # reads emulate.h, for this process
+    emulator = pytest.importorskip("zse_emulator.compiling")
+    emulator.compiled([], "", "header", "-O0")  # reads emulate.h, for this process
     made = []
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda *args, **named: made.append(1) or run(*args, **named))
     text = 'extern "C" int zse_kernel = 1;'
-    library = device.compiled([], text, "probe", "-O0")
-    assert device.compiled([], text, "probe", "-O0") == library and len(made) == 1
+    library = emulator.compiled([], text, "probe", "-O0")
+    assert emulator.compiled([], text, "probe", "-O0") == library and len(made) == 1
     if harm == "flip":
         data = bytearray(library.read_bytes())
         data[len(data) // 2] ^= 1
         library.write_bytes(data)
     else:
         SPOILERS[harm](library)
-    assert device.compiled([], text, "probe", "-O0") == library and len(made) == 2
+    assert emulator.compiled([], text, "probe", "-O0") == library and len(made) == 2
     library.parent.chmod(0o777)
-    assert device.compiled([], text, "probe", "-O0") == library and len(made) == 3
+    assert emulator.compiled([], text, "probe", "-O0") == library and len(made) == 3
     if harm == "link":
         make_link(library.parent)
         with pytest.raises(CompileError, match="ZSE_HOME"):
-            device.compiled([], text, "probe", "-O0")
+            emulator.compiled([], text, "probe", "-O0")
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 @pytest.mark.parametrize("harm", ["flip", "everybody"])
 def test_a_header_that_was_read_before_is_whole(home, harm, monkeypatch):
     """Another process compiles with it, and makes it anew where it is not what was written."""
-    device = pytest.importorskip("zse_emulator.device")
+    emulator = pytest.importorskip("zse_emulator.compiling")
     text = '#include "emulate.h"\nextern "C" int zse_kernel = {};'
-    device.compiled([], text.format(1), "probe", "-O0")
+    emulator.compiled([], text.format(1), "probe", "-O0")
     (header,) = (home / "kernels" / "emulate").glob("header-*/emulate.h.gch")
     made = []
     run = subprocess.run
     monkeypatch.setattr(subprocess, "run", lambda command, **named: made.append(command[-1]) or run(command, **named))
-    for number, compiled in ((2, ["-"]), (3, [str(device.CSRC / "emulate.h"), "-"])):
-        monkeypatch.setattr(device, "_headers", {})
+    for number, compiled in ((2, ["-"]), (3, [str(emulator.CSRC / "emulate.h"), "-"])):
+        monkeypatch.setattr(emulator, "_headers", {})
         if number == 3 and harm == "flip":
             header.write_bytes(header.read_bytes()[:-1] + b"?")
         elif number == 3:
             SPOILERS[harm](header)
-        device.compiled([], text.format(number), "probe", "-O0")
+        emulator.compiled([], text.format(number), "probe", "-O0")
         assert made == compiled
         made.clear()

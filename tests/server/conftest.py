@@ -7,4 +7,4 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("structured", "engine")]  # the tiny model
 
 from pages import chromium, lab, page  # noqa: E402, F401
-from servers import frozen_heap, own_server, scheduled, server, tool_server  # noqa: E402, F401
+from servers import own_server, scheduled, server, tool_server  # noqa: E402, F401

@@ -1,21 +1,9 @@
 """Fixtures: one server over the fake engine for all tests that do not need their own, and factories of others."""
 
-import gc
-
 import pytest
 from harness import Harness, Scheduled
 
 TEMPLATE = "{{ tools }} <tool_call> </think>"
-
-
-@pytest.fixture(scope="package", autouse=True)
-def frozen_heap():
-    """A server leaves what it has after its start alone when it collects garbage (zse/server/main.py); here that is all that the
-    tests before have left: a pass over a gigabyte of it keeps the loop for half a second."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
