@@ -255,6 +255,8 @@ def test_ask(library):
     events = library.post("/v1/rag/ask", {"question": "notice period [1]", "stream": True}).events
     assert events[-1] == "[DONE]" and events[0]["rag"]["passages"]
     assert library.post("/v1/rag/ask", {"question": "x", "messages": []}).error["param"] == "messages"
+    reply = library.post("/v1/rag/ask", {"question": "x", "max_answer_tokens": 10**6})
+    assert (reply.error["code"], reply.error["param"]) == ("context_length_exceeded", "question")
 
 
 def test_a_session_keeps_the_question_and_not_the_passages(own, tmp_path):

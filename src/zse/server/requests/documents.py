@@ -8,7 +8,7 @@ import msgspec
 
 from zse.rag.chunk import DEFAULT_TOKENS, MAX_TOKENS, MIN_TOKENS
 from zse.sampling.fields import LABELS, Boolean, Custom, Field, Fields, Integer, Number, Object, String, expect, refused
-from zse.server.requests.completions import MODEL, read_chat
+from zse.server.requests.completions import MODEL, read_chat_of
 from zse.server.requests.finding import (
     DOCUMENT_ID,
     FINDING,
@@ -104,7 +104,7 @@ def read_ask(body: dict) -> Any:
     if values["max_answer_tokens"] is not None:
         chat["max_tokens"] = values["max_answer_tokens"]
     chat["rag"] = {name: values[name] for name in RAG.fields if values.get(name) is not None}
-    return read_chat(chat)
+    return read_chat_of(chat, "", "", "question")
 
 
 class Upload(msgspec.Struct):
