@@ -76,6 +76,13 @@ def test_penalties_count_the_reply_and_repetition_sees_the_prompt():
     assert seen(state, 1) == {5: 1, 8: 2}
 
 
+def test_no_penalty_is_zero_in_32_bits():
+    """Logits divided by it would be no numbers."""
+    state = make()
+    state.prepare([request(0, repetition_penalty=1e-300), request(1, repetition_penalty=5e-324), request(2)])
+    assert views(state, "repetition")["repetition"][:3] == pytest.approx([1e-30, 1e-30, 1.0])
+
+
 def test_biases_come_and_go_with_their_request():
     state = make()
     plain, biased = request(0), request(1, logit_bias={4: 2.0, 7: -1.0})

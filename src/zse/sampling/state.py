@@ -17,6 +17,7 @@ _NEUTRAL = (1.0, 0.0, 0.0)  # repetition, presence, frequency
 RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
 LISTS = ("bias_ids", "bias_values", "bias_saved", "seen_ids", "seen_counts", "seen_saved")  # of all lines together
 # (parameter of the kernels, field of SamplingParams) for all that are a field's value as it is.
+LEAST_PENALTY = 1e-30  # logits are divided by it, in f32: they stay finite
 _FIELDS = tuple(
     (name, field)
     for name in PARAMETERS
@@ -188,6 +189,7 @@ class SamplerState:
         params, views = request.params, self._views
         for name, field in _FIELDS:
             views[name][line] = getattr(params, field)
+        views["repetition"][line] = max(params.repetition_penalty, LEAST_PENALTY)
         views["seed"][line] = request.seed
         views["num_logprobs"][line] = -1 if params.logprobs is None else params.logprobs
         if self._reads_history:
