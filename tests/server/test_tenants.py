@@ -224,6 +224,13 @@ def test_a_secret_is_kept_for_a_cache_that_is_kept(tmp_path):
         kept_secret(str(tmp_path / "file"))
 
 
+def test_a_cache_that_can_be_kept_nowhere_is_told_by_its_option(tmp_path):
+    (tmp_path / "file").touch()
+    for folder, reason in (("file", "is no folder"), ("file/below", "Not a directory")):
+        with pytest.raises(ConfigError, match=f"^--cache-disk {tmp_path / folder}: {reason}$"):
+            kept_secret(str(tmp_path / folder))
+
+
 def test_each_request_reaches_the_engine_with_its_tenant(own_server):
     server = own_server(key=KEYS)
     seen = []

@@ -179,7 +179,8 @@ def kept_secret(folder: str) -> bytes:
             state = os.fstat(file.fileno())
             secret = file.read(SECRET_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
+        reason = "is no folder" if isinstance(error, FileExistsError) else error.strerror or error
+        raise ConfigError(f"--cache-disk {folder}: {reason}") from None
     if state.st_uid != os.geteuid() or state.st_mode & 0o077:
         raise ConfigError(f"{path} can be read by others; delete it and what is cached beside it")
     if len(secret) != SECRET_BYTES:
