@@ -16,8 +16,8 @@ from zse.tensor import Tensor
 _NEUTRAL = (1.0, 0.0, 0.0)  # repetition, presence, frequency
 RESULTS = ("tokens", "status", "logprob", "top_ids", "top_logprobs")
 LISTS = ("bias_ids", "bias_values", "bias_saved", "seen_ids", "seen_counts", "seen_saved")  # of all lines together
-# (parameter of the kernels, field of SamplingParams) for all that are a field's value as it is.
 LEAST_PENALTY = 1e-30  # logits are divided by it, in f32: they stay finite
+# (parameter of the kernels, field of SamplingParams) for all that are a field's value as it is.
 _FIELDS = tuple(
     (name, field)
     for name in PARAMETERS
