@@ -38,6 +38,11 @@ SWITCHES = {
         "1 MiB, 51 rows of 5,120): bf16, half of the bytes, each part rounded once (default); f32 (default with --deterministic); int8 with a scale for 32 "
         "numbers, a quarter of the bytes, each number within 1/254 of its group's largest",
     ),
+    "ZSE_JOINED_SUMS": (
+        "",
+        "1: of two GPUs of --tensor-parallel-size, the launch of a norm makes the sum before it, and products of 17 to 64 rows of bf16 "
+        "weights write their parts to both GPUs while they run; right on one GPU and in the emulator, not run on two GPUs yet",
+    ),
     "ZSE_GROUP_TIMEOUT_S": (
         "60",
         "seconds without progress after which a rank of --tensor-parallel-size gives the others up, and the engine starts anew",

@@ -16,8 +16,9 @@ from gpu.machine import isa
 from zse.errors import GroupError
 from zse.parallel.group import RankGroup
 from zse.quant.pack import bf16_to_f32, f32_to_bf16
+from zse.quant.scheme import DenseScheme
 from zse.runtime.cuda import CUDADevice
-from zse.tensor import OwnRows, Tensor
+from zse.tensor import OwnRows, Tensor, Weight
 
 REPLAYS = 200
 
@@ -227,6 +228,48 @@ def messages(group, gpu) -> None:
         for graph in (first, second):
             if graph is not None:
                 graph.close()
+
+
+def norms(group, gpu) -> None:
+    """Sums with the norm behind them, and products that push their parts, as in a model's layers: replayed as a captured graph with ranks that
+    are late by turns and any number of rows. Numbers are whole and small, so every sum is exact, as bf16, too."""
+    rank, rng, layers, width, inner = group.rank, np.random.default_rng(7), 6, 5120, 1024
+    if group.size != 2:
+        return
+    group.peers._sent, group.peers._joins = "bf16", True
+    recorder = gpu.record()
+    tokens, whole = recorder.symbol("tokens", 64), lambda *shape: rng.integers(-1, 2, shape).astype(np.float32)
+    a, w = ([[whole(rows, inner) for _ in range(2)] for _ in range(2)] for rows in (64, width))  # of turns, of ranks
+    added, scale = [whole(64, width) for _ in range(2)], (1 + rng.random(width)).astype(np.float32)
+    stream, part = (
+        tensor(gpu, np.zeros((64, width), np.float32), "f32", tokens),
+        tensor(gpu, added[rank], "f32", tokens),
+    )
+    weight, outs = tensor(gpu, scale), [tensor(gpu, np.zeros((64, width), np.uint16), "bf16", tokens) for _ in range(2)]
+    given = [tensor(gpu, f32_to_bf16(a[turn][rank]), "bf16", tokens) for turn in range(2)]
+    weights = [tensor(gpu, f32_to_bf16(w[turn][rank]), "bf16") for turn in range(2)]
+    made = [Weight((width, inner), DenseScheme("bf16"), {"w": plane}, "rows") for plane in weights]
+    assert group.pushes(64, width) and group.joins(64, width)
+    for layer in range(layers):
+        for turn in range(2):
+            group.push(recorder, turn, given[turn], made[turn], None, 64)
+            is_last = layer == layers - 1 and turn == 1
+            group.pushed_norm(recorder, turn, stream, None if is_last else weight, None if is_last else outs[0], 1e-5)
+        group.sum_norm(recorder, stream, part, weight, outs[1], 1e-5)
+    graph, zeros = recorder.finish(), np.zeros((64, width), np.float32)
+    each = sum(a[turn][r] @ w[turn][r].T for turn in range(2) for r in range(2)) + added[0] + added[1]
+    for number in range(60):
+        count = 64 if number < 20 else int(rng.integers(1, 65))
+        gpu.write(stream.with_rows(64), zeros.tobytes())
+        if number % 10 == rank:
+            time.sleep(0.002)
+        graph.run(tokens=count)
+        found = read(gpu, stream, np.float32, count)
+        assert np.array_equal(found, layers * each[:count]), (number, count)
+        normed = bf16_to_f32(read(gpu, outs[1], np.uint16, count))
+        exact = found / np.sqrt((found.astype(np.float64) ** 2).mean(1, keepdims=True) + 1e-5) * scale
+        assert (np.abs(normed - exact) <= 2.0**-8 * np.abs(exact) + 1e-6).all(), (number, count)
+    graph.close()
 
 
 def dies(group, gpu) -> None:

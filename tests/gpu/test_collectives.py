@@ -15,7 +15,7 @@ from zse.runtime.cuda import list_devices
 RANK = Path(__file__).with_name("collective_rank.py")
 
 
-@pytest.mark.parametrize("what", ["sums", "replays", "others", "rows", "messages", "dies"])
+@pytest.mark.parametrize("what", ["sums", "norms", "replays", "others", "rows", "messages", "dies"])
 def test_collectives(what):
     size = min(len(list_devices()), 4)
     if size < 2:

@@ -202,6 +202,22 @@ def test_sums_of_many_rows(sent, tmp_path, monkeypatch):
         near(two, one, prompts=prompts)
 
 
+def test_sums_with_their_norms(tmp_path, monkeypatch):
+    """60 requests, rows of 5,120 numbers: products push their parts as bf16; of few rows and of prompts sums are joined, or as ever."""
+    config = tiny.CONFIGS["llama"] | dict(hidden_size=5120)
+    monkeypatch.setitem(tiny.CONFIGS, "broad", config)
+    weights = {name: each * 0.1 if each.ndim > 1 else each for name, each in tiny.weights("broad").items()}
+    source, prompts = (
+        tiny.save(tmp_path, config, weights, "BF16"),
+        [prompt(5 + number % 7, number) for number in range(60)],
+    )
+    tiny_text.write(source, letters="".join(map(chr, range(0xC0, 0xC0 + 36))))
+    options = dict(num_pages=256, max_rows=64)
+    monkeypatch.setenv("ZSE_JOINED_SUMS", "1")
+    with engine(source, 1, **options) as one, engine(source, 2, **options) as two:
+        near(two, one, prompts=prompts)
+
+
 def test_adapters(tmp_path):
     """Two adapters, and none, in one slot: as good as the replies of a GPU that has the merged model."""
     base = tiny_adapters.base("llama", tmp_path / "base")

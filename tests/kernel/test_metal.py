@@ -20,7 +20,7 @@ from zse.kernel import cache
 from zse.kernel.archs import SHARED_LIMIT
 from zse.kernel.emit import emit_gpu, gpu_target
 from zse.kernel.targets.metal import PRELUDE
-from zse.kernels.gpu import all_reduce, peer_messages, peer_rows
+from zse.kernels.gpu import all_reduce, peer_messages, peer_rows, sum_norm
 from zse_emulator.compiling import CSRC
 from zse_emulator.device import EmulateDevice, EmulatedProgram
 
@@ -97,7 +97,9 @@ def test_every_operation_has_kernels():
     }
     target = gpu_target("gfx90a")
     others = {
-        variant.symbol for module in (all_reduce, peer_messages, peer_rows) for variant in module.variants(target)
+        variant.symbol
+        for module in (all_reduce, peer_messages, peer_rows, sum_norm)
+        for variant in module.variants(target)
     }
     assert set(cache.package_variants("gfx90a")) == set(cache.package_variants(ARCH)) | others and others
 

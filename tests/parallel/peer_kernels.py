@@ -3,7 +3,7 @@ buffer. Their blocks then run in any order among each other, as on GPUs, and wit
 of what the others have begun."""
 
 from zse import kernel as zl
-from zse.kernels.gpu import all_reduce, peer_messages, peers
+from zse.kernels.gpu import all_reduce, peer_messages, peers, sum_norm
 
 
 class Ranks(zl.Record):
@@ -85,6 +85,69 @@ def reduce_ranks(p: ReduceRanks):
         else:
             all_reduce.reduce_large(q)
         zl.barrier()
+
+
+class SumNormRanks(Ranks):
+    """Of two ranks. x, delta f32 [rounds, 2, rows, width]: each rank's stream, which grows, and part; out bf16 likewise. By turns with sums
+    that carry numbers, of the same deltas in `sums`."""
+
+    x: zl.Ptr[zl.f32]
+    delta: zl.Ptr[zl.f32, "const"]  # noqa: F821
+    weight: zl.Ptr[zl.f32, "const"]  # noqa: F821
+    out: zl.Ptr[zl.bf16]
+    q: zl.Ptr[zl.e4m3]
+    scale: zl.Ptr[zl.f32]
+    sums: zl.Ptr[zl.f32]
+    width: zl.i32
+    eps: zl.f32
+    M: zl.static
+    OUT: zl.static
+    V: zl.static
+    TURNS: zl.static
+
+
+@zl.kernel
+def sum_norm_ranks(p: SumNormRanks):
+    zl.grid_wait()
+    rank = zl.block_index(1)
+    common = peer_params(p, rank)
+    count = zl.num_blocks(0) * p.width
+    for i in range(p.rounds):
+        place = (i * p.size + rank) * count
+        q = sum_norm.SumNormParams(
+            **vars(common),
+            x=p.x + place,
+            delta=p.delta + place,
+            weight=p.weight,
+            out=p.out + place,
+            q=p.q + place,
+            scale=p.scale + (i * p.size + rank) * zl.num_blocks(0),
+            sums=zl.cast_ptr(p.sums, zl.f16),
+            has_sums=zl.i32(0),
+            width=p.width,
+            eps=p.eps,
+            M=p.M,
+            OUT=p.OUT,
+            V=p.V,
+            NORM="rms",
+            PARTS=1,
+        )
+        sum_norm.add_and_norm(q)
+        zl.barrier()
+        if p.TURNS:
+            r = all_reduce.ReduceParams(
+                **vars(common),
+                x=p.delta + place,
+                out=p.sums + place,
+                count=zl.i64(count),
+                begin=zl.i64(0),
+                most=zl.i32(0),
+                in_place=zl.i32(0),
+                T=zl.f32,
+                M=p.M,
+            )
+            all_reduce.reduce_small(r)
+            zl.barrier()
 
 
 class GatherRanks(Ranks):

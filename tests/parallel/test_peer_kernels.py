@@ -25,7 +25,7 @@ class Group:
 
     def __init__(self, device: EmulateDevice, size: int):
         self.device, self.size = device, size
-        self.inbox = (peers.HEADER_BYTES + 2 * size * peers.SMALL_VALUES * 8) // 8
+        self.inbox = (peers.HEADER_BYTES + (2 * size + 1) * peers.SMALL_VALUES * 8) // 8
         self.outbox = self.inbox + BOX // 8
         self.stride = self.outbox + BOX // 8
         self.base, self.stop = device.alloc(8 * self.stride * size), device.alloc(4)

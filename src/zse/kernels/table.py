@@ -49,7 +49,15 @@ MODULES: dict[str, tuple[str, ...]] = {
 # Modules of kernels that belong to no operation, by kind of device: each has variants(target).
 EXTRAS = {
     "cpu": ("floor", "repack", "repack_checkpoint"),
-    "gpu": ("gpu.probe", "gpu.repack", "gpu.expert_slots", "gpu.all_reduce", "gpu.peer_messages", "gpu.peer_rows"),
+    "gpu": (
+        "gpu.probe",
+        "gpu.repack",
+        "gpu.expert_slots",
+        "gpu.all_reduce",
+        "gpu.sum_norm",
+        "gpu.peer_messages",
+        "gpu.peer_rows",
+    ),
 }
 
 

@@ -16,6 +16,7 @@ import time
 
 from zse import env
 from zse.errors import ConfigError, DeviceError, GroupError
+from zse.kernels.gpu import gemm_launch
 from zse.lazy import logging
 from zse.parallel.collectives import peer, staged
 from zse.parallel.collectives.host import HostCollectives, shared_bytes
@@ -95,6 +96,33 @@ class RankGroup:
     def all_reduce(self, recorder: "Recorder", x: "Tensor", out: "Tensor") -> None:
         """Record: out = the sum of all ranks' x, f32 or bf16 [tokens, width], added in the order of ranks; x may be out."""
         self._collectives.all_reduce(recorder, x, out)
+
+    def joins(self, rows: int, width: int) -> bool:
+        """Whether a sum of at most so many rows and the norm behind it are one launch."""
+        return self.peers is not None and self._collectives is self.peers and self.peers.joins(rows, width) != ""
+
+    def sum_norm(
+        self, recorder: "Recorder", x: "Tensor", part: "Tensor", weight: "Tensor", out: "Any", eps: float
+    ) -> None:
+        """Record: the stream x f32 [tokens, width] += the sum of all ranks' part; out = x's RMSNorm times weight, bf16 or fp8. Of what
+        joins(); the bits are those of two launches."""
+        self.peers.sum_norm(recorder, x, part, weight, out, eps)
+
+    def pushes(self, rows: int, width: int) -> bool:
+        """Whether products may write their part where pushed_norm() adds both ranks' (of two GPUs)."""
+        return self.joins(rows, width) and self.peers.pushes(rows, width)
+
+    def push(
+        self, recorder: "Recorder", turn: int, a: "Tensor", weight: "Any", bias: "Tensor | None", max_tokens: int
+    ) -> None:
+        """Record a @ weight.T + bias into the slots of this turn, 0 or 1: a turn follows the other one."""
+        gemm_launch.launch_push(recorder, a, weight, bias, self.peers.slots(turn)[0], max_tokens)
+
+    def pushed_norm(
+        self, recorder: "Recorder", turn: int, x: "Tensor", weight: "Tensor | None", out: "Any", eps: float
+    ) -> None:
+        """Record, behind push(): x += both ranks' parts; then, unless out is None, as sum_norm()."""
+        self.peers.pushed_norm(recorder, turn, x, weight, out, eps)
 
     def gather(self, recorder: "Recorder", x: "Tensor", out: "Tensor", widths: "Sequence[int]") -> None:
         """Record: on rank 0 out f32 [rows, sum of widths] = the ranks' x f32 [rows, widths[rank]] side by side. Other ranks' out is

@@ -103,6 +103,8 @@ def _scale_stream(run: "Run", node: Node) -> None:
 def _linear(run: "Run", node: Node) -> None:
     if (node.options.get("routes") and _routes(run, node)) or mixtures.is_one(run, node):
         return  # the launch that routes computes it
+    if run.sums is not None and run.sums.pushes(node):
+        return
     adds = node.options.get("accumulate", False)
     out = run.t[node.inputs[1] if adds else node.output]
     matmul(
@@ -421,6 +423,9 @@ def _reorder(run: "Run", node: Node) -> None:
 
 
 def _all_reduce(run: "Run", node: Node) -> None:
+    if run.sums is not None:
+        run.sums.wait(node)
+        return
     run.planner.group.all_reduce(run.recorder, run.t[node.inputs[0]], run.t[node.output])
 
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from zse.dtypes import ITEM_BYTES
 from zse.kernels import gpu, heads_attention
 from zse.plan import chains
-from zse.plan.forms import PRODUCTS, choose_forms, row_bytes
+from zse.plan.forms import PRODUCTS, choose_forms, routing_of, row_bytes, tensor_of
 from zse.plan.rules import Part
 from zse.plan.trace import Node, PlanError, Value
 from zse.tensor import SHORT_RUN, Tensor
@@ -87,6 +87,11 @@ def place_part(part: Part, device: Any, activations: str, room: int, work_bytes:
                     room * (value.per_token or 1) * row_bytes(forms[value], value.width),
                 )
             lives[value][1] = at
+        # Who reads a sum of ranks may read the parts (zse.plan.ranks.RankSums).
+        for value in node.inputs if device.kernels == "gpu" else ():
+            made = value.node
+            if made is not None and made.op == "all_reduce" and made.inputs[0] in lives:
+                lives[made.inputs[0]][1] = at
         if node.op in SPLIT and work_bytes:
             work[node] = value = Value(node.output.trace, 0)
             lives[value], sizes[value] = [at, at], work_bytes
@@ -128,6 +133,30 @@ def reserve(planner: Any) -> None:
                 gpu.gemm_launch.reserve(planner.device, weight, form, node.op == "gated_product", room)
     if planner.device.arch == 90:
         chains.reserve(planner)
+
+
+def tensors_at(run: Any, placed: Placed, rows: Any, prefix: str) -> "dict[Value | Node, Any]":
+    """The tensors of a part's own values, and of what its launches work in, in a recording (zse.plan.record.Run). rows: of values that are not
+    the stream; prefix: of the names of a layer's weights."""
+    planner, scratch, first = run.planner, run.planner.scratch, run.planner._scratch_at
+    tensors: dict[Value | Node, Any] = {}
+    others = planner.divided.rows_of(run, placed.nodes) if planner.divided else {}
+    for value, (form, offset) in placed.places.items():
+        count = others.get(value, rows)
+        if form == "routing":
+            room, sizes = (scratch, first + offset, placed.room), (run.max_tokens, run.form_tokens)
+            experts = next(node for node in placed.nodes if node.op == "experts").weights["weight"]
+            scheme = planner.model.weights[prefix + experts].scheme
+            tensors[value] = routing_of(planner.device, room, count, planner.config.moe, scheme, sizes)
+        else:
+            many = value.per_token or 1
+            where = scratch, first + offset, placed.room * many, count * many if many > 1 else count
+            tensors[value] = tensor_of(form, *where, value.width)
+    for node, offset in placed.work.items():
+        head_dim = node.output.width // planner.config.num_heads
+        shape = work_shape(node, planner.device, placed.room) or planner._partial_shape(placed.room, head_dim)
+        tensors[node] = Tensor(scratch, shape, "f32", first + offset)
+    return tensors
 
 
 def work_shape(node: Node, device: Any, room: int) -> tuple[int, int] | None:

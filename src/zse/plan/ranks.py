@@ -3,12 +3,17 @@
 from zse.kernels import whole_norm
 from zse.kernels.combine import expert_ranks
 from zse.kernels.gather import gather_rows
+from zse.kernels.gpu import gemm_launch
 from zse.plan.trace import Node, PlanError, Trace, Value
 from zse.tensor import Tensor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from zse.plan.place import Placed
+    from zse.plan.record import Run
+    from zse.plan.rules import Part
 
 
 def all_reduce(nodes: list[Node], partial: frozenset[str]) -> list[Node]:
@@ -226,3 +231,116 @@ def divided_of(device: "Any", group: "Any", buffers: "Any", config: "Any", whole
     """Of ranks that have tokens of their own. whole_stream: as of Planner."""
     form = "stream" if group.spreads and whole_stream != "layers" else "attention"
     return DividedTokens(device, buffers.token_ids.shape[0], config, form)
+
+
+class RankSums:
+    """Of a recording whose sums of two ranks are small enough to be made by the launch of the norm that follows. A sum waits until that is
+    recorded, and is a launch of its own where none follows. Parts that products push (zse.kernels.gpu.gemm_push) are added to the stream at
+    any rate."""
+
+    def __init__(self, run: "Run"):
+        self._run, self._group = run, run.planner.group
+        self._pushed: dict[Node, int] = {}  # products → their turn
+        self._waits: tuple[Any, Tensor] | None = None  # (part, or the turn of what was pushed; sum)
+
+    def bind(self, part: "Part", placed: "Placed", prefix: str, tensors: "dict[Any, Any]") -> None:
+        """Of a part whose values have their tensors. What a sum for the next part is made of lies where the sum would: the next part's first
+        launch reads it, and writes where this one's values lie."""
+        run = self._run
+        handed = part.pending.delta if part.pending is not None else None
+        if handed is not None and handed.node is not None and handed.node.op == "all_reduce":
+            tensors[handed.node.inputs[0]] = tensors[handed]
+        if self._group.pushes(run.max_tokens, run.planner.config.hidden_size):
+            self._pushed |= self._pushing(part, placed, prefix, tensors)
+
+    def _pushing(self, part: "Part", placed: "Placed", prefix: str, tensors: "dict[Any, Any]") -> dict[Node, int]:
+        """A layer's two products of which ranks have parts, where a norm of the layer adds the first one's to the stream and the next part the
+        second one's; none of other layers, for turns follow each other."""
+        nodes, run, found = placed.nodes, self._run, dict[Node, int]()
+        whole = run.planner.model.share.whole
+        if (
+            whole.intermediate_size % 8 or whole.head_dim % 8
+        ):  # then a rank's columns may be what kernels take, and another's not
+            return {}
+        for at, node in enumerate(nodes):
+            if node.op != "all_reduce":
+                continue
+            maker, options = node.inputs[0].node, _added(part, nodes[at + 1 : at + 2], node.output)
+            if maker is None or maker is not nodes[at - 1] or maker.op != "linear":
+                return {}
+            weight, a = run.planner.model.weights[prefix + maker.weights["weight"]], tensors[maker.inputs[0]]
+            can = gemm_launch.can_push(run.planner.device, weight, a.dtype, run.form_tokens)
+            if not can or options is None or "delta_norm" in options or (at == len(nodes) - 1) != (len(found) == 1):
+                return {}
+            found[maker] = len(found)
+        return found if len(found) == 2 else {}
+
+    def pushes(self, node: Node) -> bool:
+        """Whether this product pushes its part; then it is recorded."""
+        turn = self._pushed.get(node)
+        if turn is not None:
+            run = self._run
+            given = run.t[node.inputs[0]], run.weight(node), run.vector(node, "bias")
+            self._group.push(run.recorder, turn, *given, run.form_tokens)
+        return turn is not None
+
+    def wait(self, node: Node) -> None:
+        """A sum, recorded with what follows."""
+        run, (part,) = self._run, node.inputs
+        turn = self._pushed.get(part.node) if part.node is not None else None
+        self._waits = run.t[part] if turn is None else turn, run.t[node.output]
+
+    def before(self, node: Node) -> None:
+        """A node that is recorded now: what is no addition may read a sum that waits."""
+        if self._waits is not None and node.op != "add_norm":
+            self._sum()
+
+    def norms(
+        self, x: Tensor, delta: Tensor, delta_norm: "Any", kind: str, norm: "Any", out: "Any", eps: float
+    ) -> bool:
+        """Whether the launch of the sum that waits, if that is `delta`, makes this norm, too; then it is recorded."""
+        if self._waits is None:
+            return False
+        part, whole = self._waits
+        if (delta.buffer, delta.offset) != (whole.buffer, whole.offset):  # another sum is added first
+            self._sum()
+            return False
+        if kind != "rms" or norm is None or out is None or delta_norm is not None:
+            return False
+        self._waits = None
+        if isinstance(part, Tensor):
+            self._group.sum_norm(self._run.recorder, x, part, norm, out, eps)
+        else:
+            self._group.pushed_norm(self._run.recorder, part, x, norm, out, eps)
+        return True
+
+    def left(self, x: Tensor, delta: Tensor) -> Tensor | None:
+        """What is still to be added to x of `delta` where the norm is another launch."""
+        if self._waits is None:
+            return delta
+        part, _ = self._waits
+        if isinstance(part, Tensor):
+            self._sum()
+            return delta
+        self._waits = None
+        self._group.pushed_norm(self._run.recorder, part, x, None, None, self._run.planner.config.norm_eps)
+        return None
+
+    def _sum(self) -> None:
+        assert self._waits is not None and isinstance(self._waits[0], Tensor)
+        summed, self._waits = self._waits, None
+        self._group.all_reduce(self._run.recorder, *summed)
+
+
+def _added(part: "Part", behind: list[Node], value: Value) -> "dict[str, Any] | None":
+    """The options with which `value` is added to the stream by the node behind it or, where there is none, by the next part."""
+    if behind:
+        return behind[0].options if behind[0].op == "add_norm" and behind[0].inputs[1:] == (value,) else None
+    return part.pending.options if part.pending is not None and part.pending.delta is value else None
+
+
+def sums_of(run: "Run") -> RankSums | None:
+    """Of a recording of ranks; None where sums are launches of their own."""
+    planner = run.planner
+    joins = planner.group is not None and planner.divided is None
+    return RankSums(run) if joins and planner.group.joins(run.max_tokens, planner.config.hidden_size) else None

@@ -14,10 +14,10 @@ from zse.kernels.attention import SEGMENT, partial_shape
 from zse.kernels.norm import add_rmsnorm
 from zse.kernels.rope import rope_table
 from zse.plan import chains, ranks
-from zse.plan.forms import BREAKS, PRODUCTS, TRAITS, routing_of, tensor_of
+from zse.plan.forms import BREAKS, PRODUCTS, TRAITS
 from zse.plan.forward import LastLayer, bind_rows, last_layer_of, place_rows, trace_forward
 from zse.plan.launch import LAUNCHES
-from zse.plan.place import Placed, aligned, new_tensor, place_part, reserve, work_shape
+from zse.plan.place import Placed, aligned, new_tensor, place_part, reserve, tensors_at
 from zse.plan.rules import Part
 from zse.plan.trace import Node, Value
 from zse.tensor import OwnRows, Runs, StatePart, Taken, Tensor
@@ -380,6 +380,7 @@ class Run:
         self.deferred: Any = None  # what the experts before gave, and their routing (defers()); None, None: is added
         self.layer, self.may_defer, self.own = 0, False, tokens
         self.chains: chains.Chains | None = None
+        self.sums = None if planner.group is None else ranks.sums_of(self)
         self.makers: dict[Node, Any] = {}  # of heads: what computes them in attention's launch, or None
 
     def use_states(self, runs: int | None = None) -> None:
@@ -427,6 +428,8 @@ class Run:
         for node in placed.nodes:
             if self.tap is not None and node.op in PRODUCTS:
                 self.tap(self, node)
+            if self.sums is not None:
+                self.sums.before(node)
             if self.chains is None or not self.chains.takes(self, node):
                 LAUNCHES[node.op](self, node)
 
@@ -437,24 +440,7 @@ class Run:
 
     def bind(self, part: Part, placed: Placed, rows: Any, prefix: str) -> "dict[Value | Node, Any]":
         """The tensor of each value. prefix: of the first layer that plays the part."""
-        planner, scratch, first = self.planner, self.planner.scratch, self.planner._scratch_at
-        tensors: dict[Value | Node, Any] = {}
-        others = planner.divided.rows_of(self, placed.nodes) if planner.divided else {}
-        for value, (form, offset) in placed.places.items():
-            count = others.get(value, rows)
-            if form == "routing":
-                room, sizes = (scratch, first + offset, placed.room), (self.max_tokens, self.form_tokens)
-                experts = next(node for node in placed.nodes if node.op == "experts").weights["weight"]
-                scheme = planner.model.weights[prefix + experts].scheme
-                tensors[value] = routing_of(planner.device, room, count, planner.config.moe, scheme, sizes)
-            else:
-                many = value.per_token or 1
-                where = scratch, first + offset, placed.room * many, count * many if many > 1 else count
-                tensors[value] = tensor_of(form, *where, value.width)
-        for node, offset in placed.work.items():
-            head_dim = node.output.width // planner.config.num_heads
-            shape = work_shape(node, planner.device, placed.room) or planner._partial_shape(placed.room, head_dim)
-            tensors[node] = Tensor(scratch, shape, "f32", first + offset)
+        planner, tensors = self.planner, tensors_at(self, placed, rows, prefix)
         stream = self.of(self.stream)
         for node in placed.nodes:
             for value in (*node.inputs, node.output):
@@ -468,6 +454,8 @@ class Run:
         if not part.end.is_stream:
             tensors[part.end] = self.logits
         bind_rows(self, part, tensors)
+        if self.sums is not None:
+            self.sums.bind(part, placed, prefix, tensors)
         if planner.divided:
             planner.divided.bind(self, placed.nodes, tensors)
         return tensors
@@ -482,6 +470,10 @@ class Run:
         eps, kind = options.get("eps", planner.config.norm_eps), options.get("kind", "rms")
         in_place = options.get("in_place", False)
         (delta, routing), self.deferred = self.deferred or (delta, None), None
+        if self.sums is not None and delta is not None:
+            if self.sums.norms(x, delta, delta_norm, kind, norm, out, eps):
+                return
+            delta = self.sums.left(x, delta)
         if delta is not None or out is not None or in_place:
             add_rmsnorm(self.recorder, x, delta, delta_norm, norm, out, eps, kind, bias, in_place, routing)
 

@@ -15,7 +15,16 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from zse.kernel import Variant
-from zse.kernels.gpu import dequantize, gemm_portable, gemm_r16, gemm_skinny, gemm_w4a8, gemm_w4a8_few, gemm_wgmma
+from zse.kernels.gpu import (
+    dequantize,
+    gemm_portable,
+    gemm_push,
+    gemm_r16,
+    gemm_skinny,
+    gemm_w4a8,
+    gemm_w4a8_few,
+    gemm_wgmma,
+)
 from zse.kernels.gpu.r16 import stage_blocks
 
 FEW_TOKENS = 8  # up to here matmul_small is faster
@@ -229,7 +238,22 @@ def variants(target) -> list[Variant]:
             for tokens, wg in forms
             for gated in (False, True)
         ]
+    made.append(_push_variant())
     return made + [_w4a8_variant(tokens, mt, gated) for tokens, mt in W4A8_FEW for gated in (False, True)]
+
+
+PUSH = "gemm_push_bf16_64x128"
+
+
+def _push_variant() -> Variant:
+    statics = {
+        "KIND": "bf16",
+        "BT": gemm_push.ROWS,
+        "WG": 2,
+        "STAGES": gemm_skinny.stages("bf16", gemm_push.ROWS, 2),
+        "GATED": False,
+    }
+    return Variant(PUSH, gemm_push.gemm_push, statics, threads=128 * 3)
 
 
 def portable(gated: bool) -> str:

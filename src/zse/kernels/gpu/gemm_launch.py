@@ -5,7 +5,18 @@ from typing import Any, NamedTuple
 from zse.dtypes import ITEM_BYTES
 from zse.kernels.activation import ALPHA, CLAMPED
 from zse.kernels.gpu import dequantize, gemm, gemm_portable, gemm_w4a8
-from zse.kernels.gpu.gemm import FINE, SKINNY, W4A8_FEW, direct, is_fp8, is_skinny, kind_of, symbol_of, w4a8_symbol
+from zse.kernels.gpu.gemm import (
+    FINE,
+    PUSH,
+    SKINNY,
+    W4A8_FEW,
+    direct,
+    is_fp8,
+    is_skinny,
+    kind_of,
+    symbol_of,
+    w4a8_symbol,
+)
 from zse.kernels.gpu.gemm_parts import ACCUMULATE, PARTIAL_BYTES, SLICE_BYTES, STORE, STORE_BF16, depth_of
 from zse.kernels.gpu.r16 import HIGH_BYTES, arguments, q_bytes, stage_blocks
 from zse.kernels.op import require
@@ -256,7 +267,22 @@ def _launch_pieces(recorder, product: Product) -> None:
         recorder.launch(gemm.portable(bool(gated)), args, (ceil_div(out.shape[0], tile), -(-made // (tile // halves))))
 
 
-def _launch_skinny(recorder, product: Product) -> None:
+def can_push(device, weight, activation: str, max_tokens: int) -> bool:
+    """Whether launch_push() takes this product."""
+    box = SKINNY["bf16"][-1][0]
+    is_bf16 = kind_of(weight.scheme) == "bf16" and activation == "bf16" and weight.shape[0] % 16 == 0
+    return (
+        is_bf16 and SKINNY["bf16"][-2][0] < max_tokens <= box and direct(device, weight, activation, False, max_tokens)
+    )
+
+
+def launch_push(recorder, a, weight, bias, slots: dict[str, Any], max_tokens: int) -> None:
+    """Record a @ weight.T + bias into slots of this rank and of the other one, as gemm_push says: "mine" and "theirs", addresses."""
+    out = Tensor(None, (a.shape[0], weight.shape[0]), "f32")
+    _launch_skinny(recorder, Product(recorder.device, a, weight, out, bias, False, None, max_tokens, "bf16"), slots)
+
+
+def _launch_skinny(recorder, product: Product, slots: dict[str, Any] | None = None) -> None:
     device, weight, kind, gated = product.device, product.weight, product.kind, product.gated
     width, cols = weight.shape[1], product.cols
     box, wg = next(form for form in SKINNY[kind] if form[0] >= product.max_tokens)
@@ -283,7 +309,10 @@ def _launch_skinny(recorder, product: Product) -> None:
             options = dict(dims=(cols // 8, 2, 8, width), strides=strides)
         args["w_map"] = args["high_map"] = device.tensor_map(weight.planes["w"], box_of, swizzle=128, **options)
         args |= dict(scale=None, offset=None, blocks=0, groups=0, group_blocks=1, half_step=0, has_offset=0, center=0.0)
-    recorder.launch(symbol_of("gemm_skinny", kind, box, wg * 64, bool(gated)), args, -(-total // share))
+    if slots is not None:
+        args |= slots | {"out": None}
+    symbol = symbol_of("gemm_skinny", kind, box, wg * 64, bool(gated)) if slots is None else PUSH
+    recorder.launch(symbol, args, -(-total // share))
 
 
 def _from(tensor: Tensor, first: int) -> Tensor:

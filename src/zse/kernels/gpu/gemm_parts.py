@@ -45,9 +45,9 @@ def depth_of(kind: object, bt: int) -> int:
 
 
 @zl.inline
-def ring_of(stride, STAGES, arrivals, AT_ONCE=False):
+def ring_of(stride, STAGES, arrivals, AT_ONCE=False, LATE=False):
     """A Ring, its barriers ready for the block. arrivals: of its readers, for a stage to be empty. AT_ONCE: sooner; large tiles
-    spill a register."""
+    spill a register. LATE: the next launch is let begin later."""
     memory = zl.shared_array(zl.u8, STAGES * stride, 1024)
     full = zl.mbarrier_array(STAGES)
     empty = zl.mbarrier_array(STAGES)
@@ -64,7 +64,8 @@ def ring_of(stride, STAGES, arrivals, AT_ONCE=False):
             zl.mbarrier_init(empty + i, arrivals)
         zl.mbarrier_init_fence()
     zl.barrier()
-    zl.grid_launch_dependents()
+    if not LATE:
+        zl.grid_launch_dependents()
     return Ring(memory, full, empty, stride, STAGES), last
 
 

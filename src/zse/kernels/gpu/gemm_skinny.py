@@ -91,6 +91,11 @@ class SkinnyParams(zl.Record):
         return False
 
     @property
+    def pushes(self) -> bool:
+        """Whether `push` takes sums to where ranks add them (gemm_push), instead of out."""
+        return False
+
+    @property
     def integer(self) -> bool:
         return is_integer(self.KIND)
 
@@ -151,13 +156,16 @@ def load_tokens(ring, slot, step, p):
 
 
 @zl.inline
-def produce(ring, begin, finish, p, load_weights, load_tokens):
+def produce(ring, begin, finish, p, load_weights, load_tokens, LATE=False):
     """The thread that fills the ring. Nobody writes weights: the first stages' are on their way while the kernels
-    before this one end. load_weights, load_tokens: those of this module, or of gemm_w4a8_few."""
+    before this one end. load_weights, load_tokens: those of this module, or of gemm_w4a8_few. LATE: the next launch may begin
+    when what was before this one has ended."""
     ahead = min(finish - begin, ring.stages)
     for i in range(ahead):
         load_weights(ring, i, (begin + i) % p.steps, (begin + i) // p.steps, p)
     zl.grid_wait()
+    if LATE:
+        zl.grid_launch_dependents()
     for i in range(ahead):
         load_tokens(ring, i, (begin + i) % p.steps, p)
     slot = zl.i32(0)
@@ -209,6 +217,8 @@ def store_sums(total, tile, warp, first_token, p):
                     token_scale = p.a_scale[min(first_token + i * 8 + j * 2 + e % 2, last_token)]
                     total[i * 4 + e] *= token_scale * (gate_scale if e < 2 else up_scale)
         parts.put_gated(total, col, first_token, p, j, g, count, p.of_experts)
+    elif p.pushes:
+        p.push(total, tile, warp, first_token, p)
     else:
         for y in zl.static(range(2)):
             col = tile * p.tile_cols + warp * 16 + y * 8 + g
@@ -325,17 +335,23 @@ def consume(ring, begin, finish, tiles, last, p):
 
 @zl.kernel
 def gemm_skinny(p: SkinnyParams):
+    multiply(p)
+
+
+@zl.inline
+def multiply(p):
+    """The body of a kernel."""
     if zl.thread_index() == 32:  # while thread 0 makes the ring ready
         zl.tma_prefetch(p.w_map)
         zl.tma_prefetch(p.a_map)
-    ring, last = parts.ring_of(stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4, True)
+    ring, last = parts.ring_of(stage_size(p.KIND, p.BT, p.WG), p.STAGES, p.WG * 4, True, p.pushes)
     tiles = (p.cols + (p.tile_cols - 1)) // p.tile_cols
     begin = zl.block_index(0) * p.share
     finish = min(begin + p.share, tiles * p.steps)
     if zl.warp_index() < 4:
         zl.set_max_registers("dec", parts.REGISTERS[p.WG][0])
         if zl.thread_index() == 0:
-            produce(ring, begin, finish, p, load_weights, load_tokens)
+            produce(ring, begin, finish, p, load_weights, load_tokens, p.pushes)
     else:
         zl.set_max_registers("inc", parts.REGISTERS[p.WG][1])
         consume(ring, begin, finish, tiles, last, p)

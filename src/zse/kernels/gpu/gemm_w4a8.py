@@ -92,6 +92,10 @@ class W4A8Params(zl.Record):
         return WARPGROUPS
 
     @property
+    def pushes(self) -> bool:
+        return False
+
+    @property
     def of_experts(self) -> bool:
         return False
 

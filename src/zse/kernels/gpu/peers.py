@@ -9,6 +9,9 @@ one 8-byte store makes visible together. No fence, no second message: one way ov
 is enough: who sends exchange n + 2 has received something of n + 1 from every rank, which a rank sends when its kernel of n
 has ended.
 
+Sums of two ranks that a norm follows (sum_norm.py) carry no number: their slots hold zeros, a word that is none has come, and
+who has read it puts the zero back. That is half of the bytes. What has been put back is there before the kernel of n ends.
+
 Large exchanges write data, then a flag with release, once for each block, phase and peer; sums of two ranks for each warp.
 A rank begins the next one when all ranks have ended the one before (FINISHED), which they said by then: nothing is
 overwritten that is still read.
@@ -143,6 +146,60 @@ def end_small(number, p):
         if before == zl.u32(zl.num_blocks(0)) - 1:
             zl.store_relaxed(header + SMALL_DONE, 0)
             zl.store_relaxed(header + SMALL_NUMBER, zl.where(number == 0xFFFFFFFF, zl.u32(1), number))
+
+
+# -- words that are their own flags
+
+
+@zl.inline
+def bare_slot(number, p):
+    """Where in a rank's buffer the only other rank's words go, without numbers."""
+    return HEADER_BYTES // 8 + 2 * p.size * SMALL_VALUES + zl.i32(number & 1) * (SMALL_VALUES // 2)
+
+
+@zl.inline
+def not_zero(words):
+    """u32 words of numbers as they are sent: +0 as -0, of two bf16 the second."""
+    return [zl.where(word == 0, zl.u32(1 << 31), word) for word in words]
+
+
+@zl.inline
+def send_bare(words, place):
+    """Two or four words that are not zero."""
+    pairs = [zl.u64(words[k]) | zl.u64(words[k + 1]) << 32 for k in zl.static(range(0, len(words), 2))]
+    zl.store_relaxed(place, zl.make_vector(pairs[0], pairs[1]) if len(words) == 4 else pairs[0])
+
+
+@zl.inline
+def receive_bare(count, places, wanted, p):
+    """`count` words at each of the places where any are wanted, as a list of lists, as soon as all are there; their zeros are put back."""
+    begin, half = zl.clock(), count // 2
+    pairs = [zl.u64(0) for _ in zl.static(range(len(places) * half))]
+    waits, polls = zl.i32(1), zl.i32(0)
+    while waits != 0:
+        waits = zl.i32(0)
+        for i in zl.static(range(len(places))):
+            if wanted[i]:
+                if half == 2:
+                    both = zl.load_relaxed(places[i], 2)
+                    pairs[2 * i], pairs[2 * i + 1] = both[0], both[1]
+                else:
+                    pairs[i] = zl.load_relaxed(places[i])
+                for k in zl.static(range(half)):
+                    pair = pairs[i * half + k]
+                    if (zl.u32(pair & 0xFFFFFFFF) == 0) | (zl.u32(pair >> 32) == 0):
+                        waits = zl.i32(1)
+        polls += 1
+        if polls == POLLS:
+            polls = zl.i32(0)
+            if is_over(begin, p):
+                break
+    for i in zl.static(range(len(places))):
+        if wanted[i]:
+            none = zl.u64(0)
+            zl.store_relaxed(places[i], zl.make_vector(none, none) if half == 2 else none)
+    words = [zl.u32(pairs[i // 2] >> (32 * (i % 2)) & 0xFFFFFFFF) for i in zl.static(range(len(pairs) * 2))]
+    return [words[i * count :][:count] for i in range(len(places))]
 
 
 # -- large

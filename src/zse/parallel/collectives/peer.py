@@ -12,7 +12,9 @@ import threading
 from zse import env
 from zse.dtypes import ITEM_BYTES
 from zse.errors import ConfigError, DeviceError, GroupError
-from zse.kernels.gpu import peer_messages, peer_rows, peers
+from zse.kernels.gpu import gemm_push, peer_messages, peer_rows, peers
+from zse.kernels.norm import TARGETS, norm_vectors
+from zse.kernels.op import check
 from zse.lazy import select
 from zse.parallel.collectives import host
 from zse.runtime import gpu_memory
@@ -43,14 +45,19 @@ PAIR_BLOCKS = peers.MAX_BLOCKS
 SENT = ("f32", "bf16", "int8")  # as what ranks send their parts of what is larger
 CYCLES_PER_S = 2_000_000_000  # of a GPU's clock, about: a wait's limit need not be exact
 MESSAGE_BLOCKS = 32  # of a message: who waits should not take a GPU's memory for polling
-LAYOUT = 2  # of the buffer and its flags: ranks must have the same
+LAYOUT = 3  # of the buffer and its flags: ranks must have the same
 
 
 def buffer_words(size: int) -> tuple[int, int, int]:
     """(inbox, outbox, all) of a rank's buffer, in words of 8 bytes. A box has room for a last tile of every rank."""
-    inbox = peers.HEADER_BYTES // 8 + 2 * size * peers.SMALL_VALUES
+    inbox = push_slots(size) + 3 * peers.SMALL_VALUES // 2
     box = (BOX_BYTES + size * LARGE_THREADS * 32 + 4096) // 8
     return inbox, inbox + box, inbox + 2 * box
+
+
+def push_slots(size: int) -> int:
+    """Where in a rank's buffer, in words of 8 bytes, the slots of gemm_push begin: two of the other rank's, by turns, and its own one."""
+    return peers.HEADER_BYTES // 8 + (2 * size + 1) * peers.SMALL_VALUES
 
 
 class PeerCollectives:
@@ -62,7 +69,7 @@ class PeerCollectives:
         self._sent = env.get("ZSE_ALL_REDUCE") or ("f32" if group.exact else "bf16")
         if self._sent not in SENT:
             raise ConfigError(f"ZSE_ALL_REDUCE={self._sent}: expected one of {', '.join(SENT)}")
-        self._group, self._device = group, device
+        self._group, self._device, self._joins = group, device, env.get("ZSE_JOINED_SUMS") == "1"
         self._inbox, self._outbox, words = buffer_words(group.size)
         self._world = next(world for world in peers.WORLDS if world >= group.size)
         self._opened: list[gpu_memory.PeerMemory] = []
@@ -143,6 +150,55 @@ class PeerCollectives:
             blocks = -(-min(most, largest - begin) // tile)
             grid = min(PAIR_BLOCKS, blocks) * (1 if in_place else 2) if pairs else min(LARGE_BLOCKS, blocks)
             self._launch(recorder, symbol, args | dict(begin=begin, most=most), grid)
+
+    def joins(self, rows: int, width: int) -> str:
+        """As what parts of a sum go to the only other rank in the launch of the norm that follows, of at most so many rows: "f32" or
+        "half", as all_reduce() would send them; or "": that is a launch of its own."""
+        if not self._joins or self._group.size != 2 or width % 8 or not norm_vectors(width):
+            return ""
+        forms = {"f32": 4} | ({"half": 2} if self._sent == "bf16" and width > EXACT_WIDTH else {})
+        return next((form for form, nbytes in forms.items() if nbytes * rows * width <= self.small_bytes), "")
+
+    def sum_norm(
+        self, recorder: "Recorder", x: "Tensor", part: "Tensor", weight: "Tensor", out: "Any", eps: float
+    ) -> None:
+        """Record: x f32 [tokens, width] += the sum of all ranks' part f32; out = the RMSNorm of x times weight, bf16 or fp8. Of what
+        joins(), and the bits of all_reduce() and add_rmsnorm()."""
+        rows, width = x.shape
+        form = self.joins(most_of(rows, recorder.maxima), width)
+        for name, tensor, shape in (
+            ("x", x, (rows, width)),
+            ("part", part, (rows, width)),
+            ("weight", weight, (width,)),
+        ):
+            check(f"sum_norm {name}", tensor, "f32", *shape)
+        if not form or tuple(out.shape) != (rows, width):
+            raise ValueError(f"sum_norm of {x.shape} into {tuple(out.shape)}")
+        result, targets = TARGETS["gpu"](out, rows, width, "rms")
+        args = self._common() | dict(x=x, delta=part, weight=weight, width=width, eps=float(eps)) | targets
+        self._launch(recorder, f"sum_norm_{form}_{result}", args, rows)
+
+    def pushes(self, rows: int, width: int) -> bool:
+        """Whether a product may push its part, of at most so many rows, to where pushed_norm() adds both."""
+        fits = rows <= gemm_push.ROWS and 2 * gemm_push.ROWS * width <= 4 * peers.SMALL_VALUES
+        return self.joins(rows, width) == "half" and fits and width % 16 == 0
+
+    def slots(self, turn: int) -> "tuple[dict[str, int], dict[str, int]]":
+        """Addresses of the slots of a turn, 0 and 1: where a product pushes, and where pushed_norm() finds what both ranks did."""
+        size, step = self._group.size, 4 * peers.SMALL_VALUES
+        here, there = (self._addresses[r] + 8 * push_slots(size) for r in (self._group.rank, 1 - self._group.rank))
+        mine = here + 2 * step
+        return {"mine": mine, "theirs": there + turn * step}, {"mine": mine, "theirs": here + turn * step}
+
+    def pushed_norm(
+        self, recorder: "Recorder", turn: int, x: "Tensor", weight: "Tensor | None", out: "Any", eps: float
+    ) -> None:
+        """Record: x f32 [tokens, width] += what both ranks pushed in this turn; then, unless out is None, as sum_norm()."""
+        rows, width = x.shape
+        check("pushed_norm x", x, "f32", rows, width)
+        result, targets = TARGETS["gpu"](out, rows, width, "rms")
+        args = self._common() | dict(x=x, delta=None, weight=weight, width=width, eps=float(eps)) | targets
+        self._launch(recorder, f"pushed_norm_{result}", args | self.slots(turn)[1], rows)
 
     def _small_blocks(self, count: Sym) -> "Size":
         """Blocks for a number of 4-number pieces that is known at replay: rows of any width take whole blocks."""
