@@ -39,6 +39,8 @@ def test_a_key_file(tmp_path):
     assert weights(keys) == {"alice": 1.0, "bob": 2.5, "c": 2, "d": 1.0} and "sk-" not in repr(keys)
     assert weights(keys, {"alice": 3.0, "bob": 3.0}) == {"alice": 3.0, "bob": 2.5, "c": 2, "d": 1.0}
     assert quotas(keys) == {"c": Quota(60, 9), "d": Quota(concurrency=4)}
+    path.write_text("a rpm\nb a=b==\n", "utf-8-sig")
+    assert [key.key for key in read_file(str(path))] == ["rpm", "a=b=="]
     path.write_text("s3cret\n")
     assert read_file(str(path)) == (Key("default", "s3cret"),)
     path.write_text(
@@ -88,6 +90,11 @@ def test_a_key_file(tmp_path):
         ("a k\nb k", "line 2: this key"),
         ("a k 1\na j 2", "line 2: a has another weight"),
         ("a \x01", "line 1: a key must"),
+        ("k admin", "line 1: the second word is no key"),
+        ("k # mine", "line 1: the second word is no key"),
+        ("k #mine", "line 1: the second word is no key"),
+        ("k rpm=60", "line 1: the second word is no key"),
+        ("k 2.5", "line 1: the second word is no key"),
         ("a ké", "line 1: a key must"),
         ("a " + "k" * 4097, "line 1: a key must"),
         ("\n".join(f"t{i} k{i}" for i in range(4097)), "line 4097: more than 4096"),

@@ -98,7 +98,7 @@ def read_file(path: str) -> tuple[Key, ...]:
     a comment line. A tenant may have several keys (to change one without a gap, or for different ends), all with the
     same weight and quota. Raises ConfigError, which names the line and never shows a key."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             check_mode("--api-key-file", path, os.fstat(file.fileno()))
             text = file.read(MAX_FILE_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
@@ -143,6 +143,8 @@ def _read_line(words: Sequence[str]) -> Key:
     name, key = (words[0], words[1]) if len(words) > 1 else (DEFAULT_TENANT, words[0])
     if not _is_key(key):
         raise ValueError("a key must be 1 to 4096 printable ASCII characters")
+    if len(words) > 1 and _is_word(key):
+        raise ValueError(f"the second word is no key; a line is {FORMAT}, or a KEY alone")
     if not NAME.fullmatch(name):
         raise ValueError("the name must be 1 to 64 letters, digits, '.', '_' and '-'")
     given: dict[str, Any] = {}
@@ -157,6 +159,15 @@ def _read_line(words: Sequence[str]) -> Key:
     quota = Quota(**{field: given[field] for field in Quota._fields if field in given})
     access = Access("admin" in given, given.get("models"), given.get("routes"))
     return Key(name, key, given.get("weight"), quota, access, given.get("expires"))
+
+
+def _is_word(text: str) -> bool:
+    """Whether it is what may follow a key, or a comment: taken for a key, it would open the server to who guesses it."""
+    field, equals, _ = text.partition("=")
+    try:
+        return text == "admin" or text[0] == "#" or (field in WORDS and equals != "") or _weight(text) > 0
+    except ValueError:
+        return False
 
 
 def _count(field: str, value: str) -> int:
