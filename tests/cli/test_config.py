@@ -53,6 +53,10 @@ def test_the_command_line_wins_over_the_environment_and_that_over_the_file(parse
     }
 
 
+def test_a_file_may_begin_with_a_bom(parsed):
+    assert parsed("\ufeff" + FILE).idle_timeout == 60.0
+
+
 def test_every_option_can_be_given_in_every_way(parsed):
     """What the file and the environment give is what the parser makes of the same words."""
     for command in settings.COMMANDS:

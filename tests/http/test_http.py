@@ -397,6 +397,17 @@ def nested(rng: random.Random, depth: int, twice: list[bool]) -> str:
     return "{" + ",".join(f"{name}:{part}" for name, part in zip(names, parts, strict=True)) + "}"
 
 
+def test_json_may_begin_with_a_bom():
+    """As files of Windows' tools do: curl -d @body.json."""
+    for text, well in (("\ufeff{}", True), ("\ufeff\ufeff{}", False), ("{\ufeff}", False)):
+        request = HTTPRequest("POST", "/", "", {}, False, True, None, text.encode())
+        if well:
+            assert request.json() == {}
+        else:
+            with pytest.raises(RequestError, match="not valid JSON"):
+                request.json()
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_a_key_twice_is_found_wherever_it_stands(seed):
     rng, found = random.Random(seed), 0

@@ -164,6 +164,13 @@ BAD = {
 }
 
 
+def test_a_bom_before_the_first_line(client):
+    done = ended(client, begin(client, b"\xef\xbb\xbf" + jsonl([line(0), line(1)])))
+    assert (done.status, done.request_counts.completed) == ("completed", 2)
+    done = ended(client, begin(client, jsonl([line(0)]) + b"\xef\xbb\xbf" + jsonl([line(1)])))
+    assert (done.status, done.errors.data[0].line) == ("failed", 2)
+
+
 def test_lines_that_are_wrong(client):
     made = {name: begin(client, jsonl([line(0), b"", bad])) for name, (bad, _, _) in BAD.items()}
     for name, (_, code, param) in BAD.items():

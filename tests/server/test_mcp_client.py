@@ -266,6 +266,12 @@ def test_what_the_file_may_not_say(file, entry, words):
         read_file(write(file, {"one": entry}))
 
 
+def test_a_file_may_begin_with_a_bom(file):
+    write(file, {"one": COMMAND}, 0o600)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert len(read_file(str(file))) == 1
+
+
 def test_whose_file_it_is(file):
     write(file, {"one": COMMAND | {"env": {"TOKEN": "hidden"}}}, 0o644)
     with pytest.raises(ConfigError, match="chmod 600") as caught:

@@ -137,7 +137,7 @@ def read(path: str) -> "dict[str, dict[str, Any]]":
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ConfigError(f"{path}: larger than {MAX_BYTES} bytes")
-        tables = tomllib.loads(data.decode("utf-8"))
+        tables = tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror}") from None
     except (

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -138,7 +139,7 @@ class HTTPRequest(msgspec.Struct, eq=False):
         """The object in the body, stricter than JSON parsers are: no duplicate keys, no depth above 64, no integer
         beyond 64 bits, no NaN or Infinity, valid UTF-8. Only C-speed passes over the bytes. Raises HTTPError
         invalid_json, or invalid_type when it is JSON but no object."""
-        data = bytes(self.body)
+        data = bytes(self.body).removeprefix(BOM_UTF8)  # as Windows' tools begin a file
         if self.text_bytes and len(data) > self.text_bytes:
             _check_text(data, self.text_bytes)
         if not data.strip():

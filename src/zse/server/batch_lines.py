@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
@@ -51,11 +52,13 @@ def read_line(data: bytes) -> BatchLine:
 
 
 def numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """(number from 1, bytes) of the lines that are not empty. Of one that is too long the beginning, and nothing more
-    of the file."""
+    """(number from 1, bytes) of the lines that are not empty, without a BOM before the first. Of one that is too long the
+    beginning, and nothing more of the file."""
     number = 0
     while data := file.readline(MAX_LINE_BYTES + 1):
         number += 1
+        if number == 1:
+            data = data.removeprefix(BOM_UTF8)
         if data.strip():
             yield number, data
         if len(data) > MAX_LINE_BYTES:

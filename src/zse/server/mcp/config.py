@@ -4,6 +4,7 @@ import ipaddress
 import os
 import re
 import stat
+from codecs import BOM_UTF8
 from urllib.parse import urlsplit
 
 import msgspec
@@ -92,7 +93,7 @@ def read_file(path: str) -> tuple[McpServerConfig, ...]:
     if stat.S_ISREG(state.st_mode) and state.st_mode & 0o022:
         raise ConfigError(f"--mcp {path}: other users can change what is run here; run chmod go-w {path}")
     try:
-        value = msgspec.json.decode(data)
+        value = msgspec.json.decode(data.removeprefix(BOM_UTF8))
         fields = Object({"mcpServers": Field(Custom(lambda value, path: value, {}), required=True)}).check(value, "")
         listed = fields["mcpServers"]
         if type(listed) is not dict or len(listed) > MAX_SERVERS:
