@@ -67,6 +67,15 @@ def test_where_the_prompt_ends(server):
     assert prompt(said, add_generation_prompt=False) == b"user:ab\n"
     assert prompt(said, begun, continue_final_message=True) == b"user:ab\nassistant:x"
     assert prompt(said, begun, continue_final_message=True, add_generation_prompt=False) == b"user:ab\nassistant:x"
+
+    def counted(*messages, **more):
+        return server.post("/tokenize", {"messages": list(messages)} | more)
+
+    more = {"chat_template_kwargs": {"enable_thinking": False}}
+    assert bytes(counted(said, **more).json["tokens"]) == b"user:ab\nassistant:"
+    assert bytes(counted(said, add_generation_prompt=False).json["tokens"]) == b"user:ab\n"
+    assert bytes(counted(said, begun, continue_final_message=True).json["tokens"]) == b"user:ab\nassistant:x"
+    assert counted(said, continue_final_message=True).error["param"] == "continue_final_message"
     for wrong in ({"messages": [said]}, {"messages": [said, begun], "add_generation_prompt": True}):
         reply = server.post(CHAT, wrong | {"continue_final_message": True})
         assert reply.status == 400 and reply.error["param"] == "continue_final_message"

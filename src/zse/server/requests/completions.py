@@ -287,13 +287,8 @@ def read_chat(body: dict) -> Completion:
         raise refused("invalid_value", "'tool_choice.function.name' is none of 'tools'.", "tool_choice.function.name")
     strict = frozenset(tool["function"]["name"] for tool in tools or () if tool["function"].pop("strict", False))
     budget, thinking_field, variables = _thinking_of(values)
-    if values["continue_final_message"]:
-        if body.get("add_generation_prompt") or values["messages"][-1]["role"] != "assistant":
-            message = "'continue_final_message' needs a last message of the assistant, and no 'add_generation_prompt'."
-            raise refused("invalid_value", message, "continue_final_message")
-        variables["continue_final_message"] = True
-    elif not values["add_generation_prompt"]:
-        variables["add_generation_prompt"] = False
+    if values["continue_final_message"] or not values["add_generation_prompt"]:
+        variables |= prompt_end(body, values)
     completion = _completion(
         body,
         values,
@@ -329,6 +324,16 @@ def read_chat_of(chat: dict, thinking: str, structure: str, messages: str = "mes
     if completion.structure is not None:
         completion.structure_field = structure
     return completion
+
+
+def prompt_end(body: dict, values: dict) -> dict:
+    """What the template is told of the prompt's end, by the checked values of a body. Raises RequestError."""
+    if values["continue_final_message"]:
+        if body.get("add_generation_prompt") or values["messages"][-1]["role"] != "assistant":
+            message = "'continue_final_message' needs a last message of the assistant, and no 'add_generation_prompt'."
+            raise refused("invalid_value", message, "continue_final_message")
+        return {"continue_final_message": True}
+    return {} if values["add_generation_prompt"] else {"add_generation_prompt": False}
 
 
 def _thinking_of(values: dict) -> tuple[int | None, str, dict]:

@@ -43,7 +43,7 @@ async def detokenize(app, request: APIRequest) -> Response:
 
 def _tokens(values: dict, model, pictures: "images.Pictures | None") -> dict:
     if values["messages"] is not None:
-        given = values["messages"], values["tools"], None
+        given = values["messages"], values["tools"], values["variables"]
         ids = model.encode_chat(*given) if pictures is None else pictures.encode_chat(model, *given)[0]
     else:
         ids = (model.encode_text if values["add_special_tokens"] else model.encode_part)(values["prompt"])
