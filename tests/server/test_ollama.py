@@ -94,6 +94,46 @@ def test_embed(client):
     assert client.embeddings("fake", "a").embedding == reply.embeddings[0]
 
 
+@pytest.mark.parametrize("nothing", [[], ""])
+def test_nothing_to_embed_loads_the_model(client, nothing):
+    assert client.embed("fake", nothing).embeddings == []
+    with pytest.raises(ollama.ResponseError, match="not served"):
+        client.embed("other", nothing)
+    if nothing != []:
+        assert client.embeddings("fake", nothing).embedding == []
+    with pytest.raises(ollama.ResponseError, match=r"input\[1\]"):
+        client.embed("fake", ["a", ""])
+
+
+def test_latest_is_the_model(client, tool_server):
+    """A name without a tag means that tag to Ollama's users."""
+    assert client.chat("fake:latest", user("a")).message.content == "a"
+    assert client.show("fake:latest").details == client.show("fake").details
+    assert tool_server.post("/api/show", {"name": "fake"}).json["template"] == TEMPLATE  # as older clients call it
+    with pytest.raises(ollama.ResponseError, match="not served"):
+        client.chat("fake:7b", user("a"))
+    assert tool_server.post("/v1/chat/completions", {"model": "fake:latest", "messages": user("a")}).status == 404
+
+
+def test_durations_tell_the_prompt_from_what_stands_before_it():
+    import time
+    from types import SimpleNamespace
+
+    from zse.server.routes.ollama import _Writer
+
+    now = time.monotonic()
+    work = SimpleNamespace(request=SimpleNamespace(started=now - 9), first=now - 2, prefill_s=3.0)
+    job = SimpleNamespace(
+        work=work,
+        completion=SimpleNamespace(model="m"),
+        choices=[SimpleNamespace(finish_reason="stop")],
+        usage=SimpleNamespace(prompt=6, completion=4),
+    )
+    end = _Writer(True, job)._end()
+    took = [end[f"{name}_duration"] / 1e9 for name in ("load", "prompt_eval", "eval", "total")]
+    assert took == pytest.approx([4, 3, 2, 9], abs=0.5) and sum(took[:3]) == pytest.approx(took[3])
+
+
 def test_models(client, tool_server):
     [model] = client.list().models
     assert model.model == "fake" and len(model.digest) == 64
@@ -139,7 +179,7 @@ def body(**more):
         (body(options={"temperature": 3}), "options.temperature"),
         (body(options={"mirostat": 1}), "options.mirostat"),
         (body(options={"unheard": 1}), "options.unheard"),
-        (body(options={"stop": ["a"] * 5}), "options.stop"),
+        (body(options={"stop": ["a"] * 17}), "options.stop"),
         (body(format="xml"), "format"),
         (body(format=5), "format"),
         (body(think="hard"), "think"),

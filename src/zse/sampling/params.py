@@ -74,7 +74,8 @@ class TokenIds(Array, frozen=True):
         return Array.check(self, value, path)
 
 
-_STOP = OneOrMore(String(256, empty=False), 4)
+MAX_STOPS = 16  # OpenAI's API has 4; editors that complete code send up to a dozen to others
+_STOP = OneOrMore(String(256, empty=False), MAX_STOPS)
 _IDS = TokenIds(max_length=128)
 _TOKENS = Custom(lambda value, path: value, {"type": "array"})  # of nobody's request
 _WORDS, _ALLOWED = Array(String(256, empty=False), 128), TokenIds(max_length=65_536, min_length=1)
@@ -173,7 +174,7 @@ class SamplingParams(Asked, frozen=True, kw_only=True):
     ] = None
     stop: Annotated[
         tuple[str, ...],
-        Field(STOP, "Up to 4 strings of up to 256 characters; the answer ends before one.", option="TEXT"),
+        Field(STOP, "Up to 16 strings of up to 256 characters; the answer ends before one.", option="TEXT"),
     ] = ()
     stop_token_ids: Annotated[tuple[int, ...], Field(STOP_TOKEN_IDS, "Up to 128 token ids that end the answer.")] = ()
     ignore_eos: Annotated[bool, Field(Boolean(), "Go on after the model's own end token.")] = False

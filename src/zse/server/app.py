@@ -25,7 +25,7 @@ from zse.server import library as libraries
 from zse.server.admission import AdmissionControl
 from zse.server.api_request import APIRequest
 from zse.server.auth import CacheSalts, HostCheck, KeyCheck, WrongKeys, invalid_key
-from zse.server.errors import APIError
+from zse.server.errors import OLLAMA, APIError
 from zse.server.keys import Caller, Key, quotas
 from zse.server.pool import ModelPool
 from zse.server.routes.table import ADMIN, BY_PATH, PUBLIC, ROUTES, USER, WITH_IMAGES, WITH_NAME, Route, resolve
@@ -383,6 +383,8 @@ class App:
             base, _, adapter = name.rpartition(":")
             if base in self.pool.by_name and adapter in self.pool.by_name[base].adapters.by_name:
                 name, request.adapter = base, adapter
+            elif base in self.pool.by_name and adapter == "latest" and request.route.api == OLLAMA:
+                name = base  # which means the same there
             elif self.any_model_name:
                 name = None
         model = next(iter(self.models(request)), None) if name is None else self.pool.by_name.get(name)

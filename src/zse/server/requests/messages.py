@@ -18,6 +18,7 @@ from zse.sampling.fields import (
     expect,
     refused,
 )
+from zse.sampling.params import MAX_STOPS
 from zse.server.requests.completions import MODEL, Completion, read_chat_of
 from zse.server.requests.conversation import MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 from zse.server.requests.image_parts import SOURCE
@@ -130,7 +131,7 @@ COUNTED: Fields = {
 FIELDS: Fields = COUNTED | {
     "max_tokens": Field(Integer(1), "Most tokens to generate.", required=True),
     "stream": Field(Boolean(), "Answer as server-sent events.", False),
-    "stop_sequences": Field(Array(String(256, empty=False), 4), "Texts that end the answer, up to 4."),
+    "stop_sequences": Field(Array(String(256, empty=False), MAX_STOPS), "Texts that end the answer, up to 16."),
     "temperature": Field(Number(0, 2), "As in chat completions."),
     "top_p": Field(Number(0, 1, above_low=True), "As in chat completions."),
     "top_k": Field(Integer(0), "As in chat completions."),

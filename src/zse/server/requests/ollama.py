@@ -20,7 +20,7 @@ from zse.sampling.fields import (
     refused,
     wrong_type,
 )
-from zse.sampling.params import MAX_LOGPROBS
+from zse.sampling.params import MAX_LOGPROBS, MAX_STOPS
 from zse.server.requests.completions import KEEP_ALIVE, MODEL, Completion, read_chat_of, read_completions
 from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
 from zse.server.requests.image_parts import BARE_IMAGE
@@ -42,7 +42,7 @@ OPTIONS = Object(
         "repeat_penalty": Field(Number(0, 10, above_low=True)),
         "presence_penalty": Field(Number(-2, 2)),
         "frequency_penalty": Field(Number(-2, 2)),
-        "stop": Field(OneOrMore(String(256, empty=False), 4)),
+        "stop": Field(OneOrMore(String(256, empty=False), MAX_STOPS)),
         "typical_p": Field(None, harmless=(None, 1, 0)),
         "tfs_z": Field(None, harmless=(None, 1, 0)),
         "mirostat": Field(None, harmless=(None, 0)),
@@ -146,21 +146,19 @@ GENERATE: Fields = _GENERATING | {
     "context": Field(None, "Not supported: use /api/chat.", harmless=(None, [])),
 }
 EMBED: Fields = _COMMON | {
-    "input": Field(OneOrMore(String(empty=False), MAX_INPUTS, 1), "A text, or texts.", required=True),
+    "input": Field(OneOrMore(String(), MAX_INPUTS), "A text, or texts; without one the model is loaded.", []),
     "truncate": Field(Boolean(), "Cut texts that are longer than the context.", True),
     "dimensions": Field(Integer(1), "The first so many numbers of each vector."),
 }
-EMBEDDINGS: Fields = _COMMON | {"prompt": Field(String(empty=False), "A text.", required=True)}
+EMBEDDINGS: Fields = _COMMON | {"prompt": Field(String(), "A text; without it the model is loaded.", "")}
+_NAME = String(256, empty=False)
+_OLDER = Field(_NAME, "The same, as older clients call it.")
 SHOW: Fields = {
-    "model": Field(String(256, empty=False), "A name from GET /api/tags.", required=True),
+    "model": Field(_NAME, "A name from GET /api/tags."),
+    "name": _OLDER,
     "verbose": Field(Boolean(), "Accepted.", False),
 }
-
-
-_WHICH: Fields = {
-    "model": Field(String(256, empty=False), "A name of the catalog or the store, or hf:ORG/NAME."),
-    "name": Field(String(256, empty=False), "The same, as older clients call it."),
-}
+_WHICH: Fields = {"model": Field(_NAME, "A name of the catalog or the store, or hf:ORG/NAME."), "name": _OLDER}
 PULL: Fields = _WHICH | {
     "stream": Field(Boolean(), "Answer as lines of JSON, with the progress.", True),
     "insecure": Field(Boolean(), "Accepted; files are checked against their hashes always.", False),

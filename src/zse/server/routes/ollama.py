@@ -14,19 +14,20 @@ from zse import __version__
 from zse.errors import ZSEError
 from zse.formats.info import info
 from zse.http.exchange import Response
-from zse.sampling.fields import Object
 from zse.server import measuring
 from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
 from zse.server.api_request import APIRequest
 from zse.server.errors import APIError
 from zse.server.logprobs import chat_logprobs
 from zse.server.requests.completions import Completion
+from zse.server.requests.measures import Embeddings
 from zse.server.requests.ollama import (
     SHOW,
     read_ollama_chat,
     read_ollama_embed,
     read_ollama_embeddings,
     read_ollama_generate,
+    read_which,
 )
 from zse.server.routes.embeddings import check_dimensions, prepare_texts, vector_of
 from zse.server.tools import parsers
@@ -72,16 +73,18 @@ class _Writer:
         return out | {"done": False} | more
 
     def _end(self) -> dict:
-        """What the last line says. Durations in nanoseconds: until the first token all is reading the prompt."""
+        """What the last line says. Durations in nanoseconds: what stands before the prompt, which is the model's load where it was not
+        loaded, and its place in the queue; the prompt; the answer."""
         job, usage, now = self.job, self.job.usage, time.monotonic()
         started, first = job.work.request.started, job.work.first or now
+        prompt_s = job.work.prefill_s
         return {
             "done": True,
             "done_reason": "length" if job.choices[0].finish_reason == "length" else "stop",
             "total_duration": round(1e9 * (now - started)),
-            "load_duration": 0,
+            "load_duration": round(1e9 * (first - started - prompt_s)),
             "prompt_eval_count": usage.prompt,
-            "prompt_eval_duration": round(1e9 * (first - started)),
+            "prompt_eval_duration": round(1e9 * prompt_s),
             "eval_count": usage.completion,
             "eval_duration": round(1e9 * (now - first)),
         }
@@ -120,19 +123,24 @@ async def _generate(app, request: APIRequest, is_chat: bool, read: Callable) -> 
 
 
 async def _load(app, request: APIRequest, completion: Completion, is_chat: bool) -> Response:
-    """A request without a prompt: the model is loaded, or, with a keep_alive of 0, unloaded. It waits as one with a
-    prompt does."""
-    with RequestRun(app, request) as work:
-        if completion.keep_alive == 0:
-            await _unload(app, request, completion.model)
-        else:
-            work.start(completion.model, prompt_tokens=0)
-            work.keep(completion.keep_alive)
-            await app.pool.ready(work.served)
-            work.outcomes["loaded"] += 1
+    """A request without a prompt."""
+    await _load_only(app, request, completion)
     empty: dict = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     done = {"done": True, "done_reason": "unload" if completion.keep_alive == 0 else "load"}
     return Response.json({"model": completion.model, "created_at": _time(time.time())} | empty | done)
+
+
+async def _load_only(app, request: APIRequest, asked: Completion | Embeddings) -> None:
+    """What is done where nothing is asked: the model is loaded, or, with a keep_alive of 0, unloaded. It waits as a request that
+    asks for something does."""
+    with RequestRun(app, request) as work:
+        if asked.keep_alive == 0:
+            await _unload(app, request, asked.model)
+        else:
+            work.start(asked.model, prompt_tokens=0)
+            work.keep(asked.keep_alive)
+            await app.pool.ready(work.served)
+            work.outcomes["loaded"] += 1
 
 
 async def _unload(app, request: APIRequest, name: str | None) -> None:
@@ -154,8 +162,19 @@ generate = functools.partial(_generate, is_chat=False, read=read_ollama_generate
 # -- /api/embed and /api/embeddings
 
 
+async def _embeds_nothing(app, request: APIRequest, field: str, read: Callable[[dict], Embeddings]) -> bool:
+    """Whether there is no text in `field`; then the model is loaded."""
+    body = request.json() if len(request.body) <= SMALL else None
+    if body is None or body.get(field) not in (None, "", []):
+        return False
+    await _load_only(app, request, read(body | {field: " "}))
+    return True
+
+
 async def embed(app, request: APIRequest) -> Response:
     """POST /api/embed"""
+    if await _embeds_nothing(app, request, "input", read_ollama_embed):
+        return Response.json({"model": request.json()["model"], "embeddings": []})
     asked, results = await measuring.measure(app, request, read_ollama_embed, prepare_texts, check_dimensions)
 
     def body() -> bytes:
@@ -177,6 +196,8 @@ async def embed(app, request: APIRequest) -> Response:
 
 async def embeddings(app, request: APIRequest) -> Response:
     """POST /api/embeddings"""
+    if await _embeds_nothing(app, request, "prompt", read_ollama_embeddings):
+        return Response.json({"embedding": []})
     asked, results = await measuring.measure(app, request, read_ollama_embeddings, prepare_texts, check_dimensions)
     return Response.json({"embedding": vector_of(asked, results.results[0].vector)})
 
@@ -261,7 +282,7 @@ def _expires(app, served) -> str | None:
 async def show(app, request: APIRequest) -> Response:
     """POST /api/show"""
     with RequestRun(app, request):
-        values = Object(SHOW).check(request.json(), "")
+        values = read_which(SHOW, request.json())
         served = app.find_model(request, values["model"], "model")
         model = await app.pool.text(served)
         card = await _card(served)
