@@ -1,5 +1,6 @@
 """`zse serve` with adapters, on a real engine of a tiny model: names, admin routes, keys, restarts."""
 
+import asyncio
 import json
 import os
 import signal
@@ -18,6 +19,9 @@ sys.path[:0] = [str(TESTS / name) for name in ("models", "structured")]
 
 import tiny_adapters  # noqa: E402
 import tiny_text  # noqa: E402
+
+from zse.engine.messages import AdapterLoaded  # noqa: E402
+from zse.server.adapters import Adapters  # noqa: E402
 
 ADMIN, USER, BOUND = "admin-key", "user-key", "bound-key"
 
@@ -57,6 +61,51 @@ class Server:
     def close(self):
         self.process.send_signal(signal.SIGTERM)
         assert self.process.wait(20) == 0 and not any("Traceback" in line for line in self.log), self.log
+
+
+class CountedEngine:
+    """Knows adapters by what their folder's path begins with; reads one when it is told to."""
+
+    def __init__(self):
+        self.info, self.images, self.reads = object(), set(), {}
+
+    async def load_adapter(self, path):
+        self.reads[path] = asyncio.get_running_loop().create_future()
+        await self.reads[path]
+        self.images.add(path[0])
+        return AdapterLoaded(1, path[0], 4, ["q"], 100)
+
+    def unload_adapter(self, adapter):
+        self.images.discard(adapter)
+
+
+@pytest.mark.parametrize("leaves", ["new", "old"])
+def test_two_names_of_one_adapter_leave_the_engine_one_by_one(leaves):
+    """One is unloaded while the other is read: what the engine knows both by stays with the one that is left."""
+
+    async def run():
+        engine = CountedEngine()
+        adapters = Adapters(engine)
+
+        async def load(name):
+            task = asyncio.ensure_future(adapters.load(name, f"h-{name}"))
+            await asyncio.sleep(0.001)
+            return task
+
+        first = await load("old")
+        engine.reads["h-old"].set_result(None)
+        await first
+        second = await load("new")
+        adapters.unload(leaves)
+        engine.reads["h-new"].set_result(None)
+        await second
+        assert engine.images == {"h"}
+        (left,) = adapters.by_name
+        assert await adapters.id_of(left) == "h"
+        adapters.unload(left)
+        assert not engine.images
+
+    asyncio.run(run())
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +180,7 @@ def test_replies_loads_and_unloads(server, folders):
         ("m:two", "m"),
     ]
     assert server.call("/v1/models/m:two", key=USER)[1]["id"] == "m:two"
+    assert server.call("/v1/models/m:two")[1]["parent"] == "m" and "parent" not in server.call("/v1/models/m")[1]
     assert server.call("/admin/adapters/unload", {"name": "two"})[1]["state"] == "unloaded"
     assert server.call("/v1/completions", {"model": "m:two", "prompt": text})[0] == 404
     assert server.call("/admin/adapters/unload", {"name": "two"})[0] == 404

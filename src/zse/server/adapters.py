@@ -35,6 +35,8 @@ class Adapters:
         self._engine = engine
         self.by_name = {name: ServedAdapter(name, path) for name, path in [*stored, *first]}
         self._first = [name for name, _ in first]
+        self._leaving: set[str] = set()  # hashes that a name has left
+        self._num_reading = 0
 
     async def load(self, name: str, path: str) -> ServedAdapter:
         """A new adapter; the engine is ready. Raises RequestError: 409 for a name that is taken, 422 for a folder that
@@ -62,10 +64,7 @@ class Adapters:
         adapter = self.by_name.pop(name, None)
         if adapter is None:
             raise APIError("model_not_found", f"There is no adapter '{shown(name)}' of this model.", "name")
-        loaded = adapter.loaded
-        others = [other.loaded.adapter for other in self.by_name.values() if other.loaded is not None]
-        if loaded is not None and adapter.of is self._engine.info and loaded.adapter not in others:
-            self._engine.unload_adapter(loaded.adapter)
+        self._leave(adapter)
         return adapter
 
     async def id_of(self, name: str) -> str:
@@ -85,13 +84,26 @@ class Adapters:
         await asyncio.shield(adapter.loading)
 
     async def _tell(self, adapter: ServedAdapter) -> None:
+        self._num_reading += 1
         try:
             engine = self._engine.info
             adapter.loaded, adapter.of = await self._engine.load_adapter(adapter.path), engine
         finally:
             adapter.loading = None
-            if self.by_name.get(adapter.name) is not adapter and adapter.loaded is not None:
-                self._engine.unload_adapter(adapter.loaded.adapter)  # it was unloaded meanwhile
+            self._num_reading -= 1
+            self._leave(adapter)
+
+    def _leave(self, adapter: ServedAdapter) -> None:
+        """The engine forgets what no name means any more, and so what one was unloaded from that was being read. Not while any is read:
+        it may hold the same."""
+        if self.by_name.get(adapter.name) is not adapter and adapter.loaded is not None:
+            self._leaving.add(adapter.loaded.adapter)
+        if not self._num_reading:
+            of = self._engine.info
+            held = {one.loaded.adapter for one in self.by_name.values() if one.loaded is not None and one.of is of}
+            for hash in self._leaving - held:
+                self._engine.unload_adapter(hash)
+            self._leaving.clear()
 
     def card(self, adapter: ServedAdapter) -> dict[str, Any]:
         """What the admin's routes say of it."""

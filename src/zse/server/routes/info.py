@@ -41,7 +41,8 @@ async def models(app, request: APIRequest) -> Response:
 async def model(app, request: APIRequest) -> Response:
     """GET /v1/models/{model}"""
     name = request.parameters["model"]
-    return Response.json(_card(app, app.find_model(request, name, None)) | {"id": name})
+    served = app.find_model(request, name, None)
+    return Response.json(_card(app, served) | {"id": name} | ({"parent": served.name} if request.adapter else {}))
 
 
 async def live(app, request: APIRequest) -> Response:
