@@ -113,10 +113,10 @@ def test_the_other_apis(seeing):
         ]
     reply = seeing.post("/v1/messages/count_tokens", {"model": "fake", "messages": messages})
     assert reply.status == 400 and "tool support" in reply.error["message"]  # not for the image
-    client = ollama.Client(host=seeing.base)
-    said = client.chat(model="fake", messages=[{"role": "user", "content": "!images", "images": [file_of()]}])
-    assert said.message.content == f"5+4 {RED}"
-    assert client.generate(model="fake", prompt="!images", images=[file_of()]).response == f"5+4 {RED}"
+    with ollama.Client(host=seeing.base) as client:
+        said = client.chat(model="fake", messages=[{"role": "user", "content": "!images", "images": [file_of()]}])
+        assert said.message.content == f"5+4 {RED}"
+        assert client.generate(model="fake", prompt="!images", images=[file_of()]).response == f"5+4 {RED}"
 
 
 def test_images_of_tools_results_are_shown_by_the_user(own_server):
@@ -196,6 +196,24 @@ def test_urls_are_fetched_by_no_api(seeing):
     for where, body in bodies.items():
         reply = seeing.post(where, body)
         assert reply.status == 400 and b"no URL is fetched" in reply.body, where
+
+
+def test_base64_in_lines(seeing):
+    """As `base64` and MIME write it."""
+    lines = base64.encodebytes(file_of(200, 200, noise=True)).decode()
+    for text in (lines, lines.replace("\n", "\r\n")):
+        assert seeing.post(CHAT, asking(image("data:image/png;base64," + text))).status == 200
+        asked = {"model": "fake", "prompt": "x", "images": [text], "stream": False}
+        assert seeing.post("/api/generate", asked).status == 200
+    assert seeing.post(CHAT, asking(image("data:image/png;base64," + lines[:-9] + " " + lines[-9:]))).status == 400
+
+
+def test_ollama_s_images_are_named_as_they_were_sent(seeing, server):
+    for each, words in ((seeing, "not base64"), (server, "sees no images")):
+        chat = {"model": "fake", "messages": [{"role": "user", "content": "x", "images": ["@@@@"]}]}
+        assert each.post("/api/chat", chat).json["error"].startswith("'messages[0].images[0]'")
+        reply = each.post("/api/generate", {"model": "fake", "system": "y", "prompt": "x", "images": ["@@@@"]})
+        assert reply.json["error"].startswith("'images[0]'") and words in reply.json["error"]
 
 
 @pytest.mark.parametrize("name", hostile())

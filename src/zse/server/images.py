@@ -150,6 +150,8 @@ def _too_large(path: str, most: int) -> APIError:
 
 def _sent(url: str, path: str, most: int) -> tuple[bytes, bytes]:
     begin = url.index(",") + 1
+    if "\n" in url:  # the lines that base64 and MIME write
+        url = url.replace("\r", "").replace("\n", "")
     if 3 * (len(url) - begin) // 4 > most + 2:
         raise _too_large(path, most)
     try:

@@ -23,7 +23,7 @@ from zse.sampling.fields import (
 from zse.sampling.params import MAX_LOGPROBS, MAX_STOPS
 from zse.server.requests.completions import KEEP_ALIVE, MODEL, Completion, read_chat_of, read_completions
 from zse.server.requests.conversation import MAX_CALLS, MAX_MESSAGES, MAX_TOOLS, NAME, PARAMETERS
-from zse.server.requests.image_parts import BARE_IMAGE
+from zse.server.requests.image_parts import BARE_IMAGE, images_of
 from zse.server.requests.measures import MAX_INPUTS, Embeddings, read_embeddings
 
 _ANY = Custom(lambda value, path: value, {})
@@ -207,7 +207,7 @@ def read_ollama_chat(body: dict) -> Completion:
     if not values["messages"]:
         raise refused("missing_required_parameter", "'messages' is required.", "messages")
     chat = _chat(values) | {"messages": _conversation(values["messages"]), "tools": values["tools"]}
-    return read_chat_of(chat, "think", "format")
+    return _with_image_paths(read_chat_of(chat, "think", "format"), "messages")
 
 
 def read_ollama_generate(body: dict) -> Completion:
@@ -219,7 +219,16 @@ def read_ollama_generate(body: dict) -> Completion:
         return _continued(values)
     system = [{"role": "system", "content": values["system"]}] if values["system"] else []
     said = {"role": "user", "content": _content(values["prompt"], values["images"])}
-    return read_chat_of(_chat(values) | {"messages": [*system, said]}, "think", "format", "prompt")
+    chat = _chat(values) | {"messages": [*system, said]}
+    return _with_image_paths(read_chat_of(chat, "think", "format", "prompt"), "prompt")
+
+
+def _with_image_paths(completion: Completion, field: str) -> Completion:
+    """The images' paths as Ollama's requests have them."""
+    for part in images_of(completion.messages or []):
+        path = part["path"].replace(".content[", ".images[")
+        part["path"] = path if field == "messages" else path.rpartition(".")[2]
+    return completion
 
 
 def _continued(values: dict) -> Completion:
