@@ -117,6 +117,9 @@ def test_answers_at_once():
     Admitted(limits, of).reserve(1, 0, 10)
     first.leave(10)
     Admitted(limits, of).reserve(3, 0, 10)
+    with pytest.raises(APIError, match="asks for 5 answers .* this key may have 4 at once") as caught:
+        Admitted(limits, of).reserve(5, 0, 10)
+    assert caught.value.status == 400  # no wait helps: a line of a batch would wait till its window ends
 
 
 KEYS = (Key("a", "ka", None, Quota(rpm=5, tpm=3000, concurrency=2)), Key("b", "kb"), Key("watch", "kw", access=OWNER))

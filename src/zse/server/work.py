@@ -159,15 +159,14 @@ class RequestRun(AbstractContextManager):
         control, tenant = self._control, self._tenant
         if prompt_tokens is None:
             prompt_tokens = max(0, len(self.request.body) - image_bytes) // BYTES_PER_TOKEN
-        if choices > control.bounds.most_choices:
-            raise APIError(
-                "invalid_value",
-                f"The request asks for {choices} answers (n or best_of, times prompts); this server's queue holds "
-                f"{control.bounds.most_choices}.",
-            )
+        most, mine = control.bounds.most_choices, tenant.max_choices
+        if choices > most or mine and choices > mine:  # no wait helps
+            bound = f"this server's queue holds {most}" if choices > most else f"this key may have {mine} at once"
+            message = f"The request asks for {choices} answers (n or best_of, times prompts); {bound}."
+            raise APIError("invalid_value", message)
         control.check_room(self.request.account, choices, prompt_tokens)
-        if tenant.max_choices and tenant.choices + choices > tenant.max_choices:
-            raise control.limited("requests", f"This key may have {tenant.max_choices} answers at once.", 1.0)
+        if mine and tenant.choices + choices > mine:
+            raise control.limited("requests", f"This key may have {mine} answers at once.", 1.0)
         total = prompt_tokens + answer_tokens
         if "tokens" in tenant.buckets:
             control.spend(self.request, "tokens", total, f"use {{}} tokens a minute; this request may take {total}.")
