@@ -53,7 +53,7 @@ def test_stream(client, tool_server):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_thinking_text_and_calls(client, streamed):
+def test_thinking_text_and_calls(client, tool_server, streamed):
     text = f"<think>\nlook\n</think>\nOne moment.\n{CALL}\n{CALL}"
     reply = client.chat("fake", user(text), tools=[TOOL], stream=streamed)
     parts = list(reply) if streamed else [reply]
@@ -61,6 +61,14 @@ def test_thinking_text_and_calls(client, streamed):
     assert "".join(part.message.content for part in parts).strip() == "One moment."
     calls = [call for part in parts for call in part.message.tool_calls or ()]
     assert [(call.function.name, call.function.arguments) for call in calls] == [("weather", {"place": "Rome"})] * 2
+    sent = {"messages": user(text), "model": "fake", "tools": [TOOL], "stream": streamed}
+    shown = [json.loads(line) for line in tool_server.post("/api/chat", sent).body.splitlines()]
+    shown = [call for line in shown for call in line["message"].get("tool_calls", ())]
+    assert [call["function"]["index"] for call in shown] == [0, 1] and len({call["id"] for call in shown}) == 2
+    told = [{"role": "tool", "tool_call_id": call["id"], "content": "user:12 degrees"} for call in reversed(shown)]
+    for calls_sent in (shown, [{"index": 0, "function": call["function"]} for call in shown]):  # with ids and without
+        again = [*user(text), {"role": "assistant", "tool_calls": calls_sent}, *told]
+        assert tool_server.post("/api/chat", sent | {"messages": again, "truncate": False, "shift": None}).status == 200
     result = {"role": "tool", "tool_name": "weather", "content": "user:14 degrees"}
     called = {"role": "assistant", "content": "", "tool_calls": calls}
     assert client.chat("fake", [*user(text), called, result], tools=[TOOL]).message.content == "14 degrees"
@@ -208,6 +216,7 @@ def test_what_is_refused(wrong, param):
         ({"suffix": "x"}, "suffix"),
         ({"template": "x"}, "template"),
         ({"context": [1]}, "context"),
+        ({"truncate": True}, "truncate"),
         ({"images": ["http://x"]}, "images[0]"),
         ({"raw": True, "system": "x"}, "system"),
         ({"raw": True, "format": "json"}, "format"),

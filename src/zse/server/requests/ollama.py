@@ -91,6 +91,8 @@ _GENERATING: Fields = _COMMON | {
     "think": Field(Custom(_think, {"anyOf": [Boolean().schema, _EFFORTS.schema]}), "true, false, low, medium or high."),
     "logprobs": Field(Boolean(), "Log-probabilities of the answer's tokens.", False),
     "top_logprobs": Field(Integer(0, MAX_LOGPROBS), "Alternatives for each token, up to 20."),
+    "truncate": Field(None, "What is longer than the context is refused.", harmless=(None, False)),
+    "shift": Field(None, "An answer ends with the context.", harmless=(None, False)),
 }
 _IMAGES = Field(Array(BARE_IMAGE, 256), "PNG, JPEG or WebP files in base64, shown before the text.", [])
 _CALLS = Array(
@@ -105,7 +107,7 @@ _CALLS = Array(
                 required=True,
             ),
         },
-        ("type",),
+        ("type", "index"),
     ),
     MAX_CALLS,
 )
@@ -253,10 +255,10 @@ def _content(text: str, images: list[str]) -> str | list[dict]:
 
 
 def _conversation(messages: list[dict]) -> list[dict]:
-    """Messages of a chat request: calls get ids, and results those of the calls that they answer, by name or in
-    turn."""
+    """Messages of a chat request: calls get ids, and results those of the calls that they answer, by id where the call has one, by
+    name or in turn."""
     out: list[dict] = []
-    waiting: list[tuple[str, str]] = []  # (id, function) of calls without a result
+    waiting: list[tuple[str, str, bool]] = []  # (id, function, whether the id was sent) of calls without a result
     num_calls = 0
     for index, message in enumerate(messages):
         role = message["role"]
@@ -265,7 +267,9 @@ def _conversation(messages: list[dict]) -> list[dict]:
             made["reasoning_content"] = message["thinking"]
         if role == "tool":
             name, id = message["tool_name"], message["tool_call_id"]
-            found = next((call for call in waiting if id in (None, call[0]) and name in (None, call[1])), None)
+            found = next(
+                (call for call in waiting if (id in (None, call[0]) or not call[2]) and name in (None, call[1])), None
+            )
             if found is None:
                 path = f"messages[{index}]"
                 raise refused("invalid_value", f"'{path}' is the result of no call before it.", path)
@@ -276,7 +280,7 @@ def _conversation(messages: list[dict]) -> list[dict]:
             num_calls += 1
             id = call["id"] or f"call_{num_calls}"
             arguments = msgspec.json.encode(call["function"]["arguments"]).decode()
-            waiting.append((id, call["function"]["name"]))
+            waiting.append((id, call["function"]["name"], call["id"] is not None))
             function = {"name": call["function"]["name"], "arguments": arguments}
             calls.append({"id": id, "type": "function", "function": function})
         if calls:

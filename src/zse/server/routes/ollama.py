@@ -56,11 +56,14 @@ class _Writer:
         self._num_calls = 0  # that were written
         self._head = {"model": job.completion.model or job.work.served.name, "created_at": ""}
 
-    def _line(self, text: str, reasoning: str, calls: list, scores: list, **more: object) -> dict:
+    def _line(self, text: str, reasoning: str, calls: list, scores: list, first_call: int = 0, **more: object) -> dict:
         self._head["created_at"] = _time(time.time())
         body: dict = {"content": text} | ({"thinking": reasoning} if reasoning else {})
         if calls:
-            body["tool_calls"] = [{"function": {"name": call.name, "arguments": arguments_of(call)}} for call in calls]
+            body["tool_calls"] = [  # Open WebUI joins what has the same index to one call
+                {"id": call.id, "function": {"index": index, "name": call.name, "arguments": arguments_of(call)}}
+                for index, call in enumerate(calls, first_call)
+            ]
         if self._is_chat:
             out = self._head | {"message": {"role": "assistant"} | body}
         else:
@@ -100,9 +103,10 @@ class _Writer:
             if delta.finish_reason is None and not delta.calls[-1][1].is_last:
                 calls = calls[:-1]
             self._num_calls += len(calls)
+        first = self._num_calls - len(calls)
         if not (delta.text or delta.reasoning or calls or delta.scores):
             return b""
-        return _encode(self._line(delta.text, delta.reasoning, calls, delta.scores)) + b"\n"
+        return _encode(self._line(delta.text, delta.reasoning, calls, delta.scores, first)) + b"\n"
 
     def last(self) -> bytes:
         return _encode(self._line("", "", [], [], **self._end())) + b"\n"
