@@ -9,7 +9,7 @@ import time
 from functools import partial
 
 import pytest
-from harness import chat_body, read_reply, request, wait_for
+from harness import chat_body, read_reply, request, rest_of, wait_for
 
 from zse.errors import ConfigError
 from zse.server import key_watch
@@ -428,10 +428,8 @@ def test_a_revoked_key_ends_within_a_second(watched):
     wait_for(lambda: server.state()["requests"] == 4)
     one.replace("a sk-new\na sk-other\nb sk-b\n")
     revoked = time.monotonic()
-    rest = b""
     streams["sk-old"].settimeout(3)
-    while piece := streams["sk-old"].recv(1 << 16):
-        rest += piece
+    rest = rest_of(streams["sk-old"])
     assert time.monotonic() - revoked < 1.5
     assert b'"code":"invalid_api_key"' in rest and b"[DONE]" not in rest
     assert read_reply(whole).status == 401

@@ -393,6 +393,14 @@ class Reply:
         return out
 
 
+def rest_of(sock: socket.socket) -> bytes:
+    """What comes until a stream in chunks ends, or the connection does."""
+    rest = b""
+    while not rest.endswith(b"\r\n0\r\n\r\n") and (piece := sock.recv(1 << 16)):
+        rest += piece
+    return rest
+
+
 def read_reply(sock: socket.socket, until_closed: bool = False) -> Reply:
     """One whole answer; dechunks. `closed`: the server closed after it, or said that it will."""
     data = b""

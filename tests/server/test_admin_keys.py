@@ -5,7 +5,7 @@ import sqlite3
 import time
 
 import pytest
-from harness import chat_body, request, wait_for
+from harness import chat_body, request, rest_of, wait_for
 from test_errors import check
 from test_stored_keys import bearer, path, zse_keys  # noqa: F401
 
@@ -49,9 +49,7 @@ def test_a_key_from_its_making_to_its_end(admin, path):  # noqa: F811
     stream.sendall(request("POST", CHAT, chat_body("!tokens=100000 !ms=5", max_tokens=3000, stream=True), bearer(text)))
     stream.recv(1 << 12)
     fresh = admin.post(f"{KEYS}/rotate", {"name": made.json["prefix"]}, OWNER).json["key"]
-    rest = b""
-    while piece := stream.recv(1 << 16):
-        rest += piece
+    rest = rest_of(stream)
     stream.close()
     assert b'"code":"invalid_api_key"' in rest
     assert [admin.post(CHAT, body, bearer(key)).status for key in (text, fresh)] == [401, 200]

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import chat_body, read_reply, request, wait_for
+from harness import chat_body, read_reply, request, rest_of, wait_for
 from test_lifecycle import start  # noqa: F401
 
 from zse.errors import ConfigError
@@ -203,10 +203,8 @@ def test_a_server_sees_what_another_process_changes(own_server, path):
     zse_keys(path, "update", "bob", "--models", "all")
     fresh = zse_keys(path, "rotate", "alice")
     changed = time.monotonic()
-    rest = b""
     stream.settimeout(3)
-    while piece := stream.recv(1 << 16):
-        rest += piece
+    rest = rest_of(stream)
     assert time.monotonic() - changed < 1.5 and b'"code":"invalid_api_key"' in rest and b"[DONE]" not in rest
     stream.close()
     assert [status(key) for key in (alice, fresh, bob)] == [401, 200, 200]
