@@ -198,6 +198,13 @@ def test_urls_are_fetched_by_no_api(seeing):
         assert reply.status == 400 and b"no URL is fetched" in reply.body, where
 
 
+def test_the_address_alone(seeing):
+    told = answered(seeing.post(CHAT, asking({"type": "image_url", "image_url": uri()})))
+    assert told == answered(seeing.post(CHAT, asking(image())))
+    reply = seeing.post(CHAT, asking({"type": "image_url", "image_url": "http://127.0.0.1:9/a.png"}))
+    assert reply.status == 400 and "no URL is fetched" in reply.error["message"]
+
+
 def test_base64_in_lines(seeing):
     """As `base64` and MIME write it."""
     lines = base64.encodebytes(file_of(200, 200, noise=True)).decode()

@@ -207,7 +207,11 @@ DATA_URI = Custom(
 )
 DETAIL = Field(OneOf(("auto", "low", "high", "original")))  # the model's own size is used
 FILE_ID = Field(Matching("file-[0-9a-f]{1,64}", "the id of a file of yours"))
-_ADDRESS = Object({"url": Field(DATA_URI), "file_id": FILE_ID, "detail": DETAIL}, FOREIGN_KEYS)
+_OBJECT = Object({"url": Field(DATA_URI), "file_id": FILE_ID, "detail": DETAIL}, FOREIGN_KEYS)
+_ADDRESS = Custom(  # the address alone, as LangChain writes it and vLLM takes it, or an object
+    lambda value, path: _OBJECT.check({"url": value} if type(value) is str else value, path),
+    {"anyOf": [_OBJECT.schema, DATA_URI.schema]},
+)
 _IMAGE_PART = Object(
     {"type": Field(OneOf(("image_url",)), required=True), "image_url": Field(_ADDRESS, required=True)}, FOREIGN_KEYS
 )
