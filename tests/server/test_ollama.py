@@ -18,7 +18,8 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHE
 
 @pytest.fixture(scope="module")
 def client(tool_server):
-    return ollama.Client(host=tool_server.base, timeout=20)
+    with ollama.Client(host=tool_server.base, timeout=20) as client:
+        yield client
 
 
 def user(text):
@@ -85,6 +86,19 @@ def test_generate(client):
     assert client.generate("fake", "abc", raw=True, think=False).response == "abc"  # as every raw prompt
     scored = client.generate("fake", "ab", logprobs=True, top_logprobs=1)
     assert [score.token for score in scored.logprobs] == ["a", "b"] and len(scored.logprobs[0].top_logprobs) == 1
+
+
+def test_num_predict_beyond_the_context_ends_with_it(client):
+    """It is a bound there: clients send 128,000 to whatever model."""
+    options = {"num_predict": 1 << 20}
+    assert client.chat("fake", user("abc"), options=options).message.content == "abc"
+    for raw in (False, True):
+        assert client.generate("fake", "abc", raw=raw, options=options).response == "abc"
+    whole = client.chat("fake", user("!tokens=2000000"), options=options)
+    context = client.ps().models[0].context_length
+    assert (whole.done_reason, whole.prompt_eval_count + whole.eval_count) == ("length", context)
+    with pytest.raises(ollama.ResponseError, match="context is"):
+        client.chat("fake", user("a" * context), options=options)
 
 
 def test_a_request_without_a_prompt_loads_the_model(client):
@@ -172,8 +186,8 @@ def test_errors(client, own_server):
     server = own_server(key=(Key("a", "right"),))
     reply = server.post("/api/chat", {"model": "fake", "messages": user("x")})
     assert reply.status == 401 and type(reply.json["error"]) is str
-    with_key = ollama.Client(host=server.base, headers={"authorization": "Bearer right"})
-    assert with_key.chat("fake", user("x")).message.content == "x"
+    with ollama.Client(host=server.base, headers={"authorization": "Bearer right"}) as with_key:
+        assert with_key.chat("fake", user("x")).message.content == "x"
 
 
 def body(**more):

@@ -423,6 +423,8 @@ def _tokenize(job: CompletionRun, pictures: "images.Pictures | None") -> list[li
 def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) -> int:
     """The answer's bound for one prompt; the rest of the context when the request has none."""
     wanted = completion.params.max_tokens
+    if wanted and completion.is_bounded:
+        wanted = min(wanted, max(1, max_context - prompt_tokens))
     if prompt_tokens + (1 if wanted is None else wanted) <= max_context:
         return max_context - prompt_tokens if wanted is None else wanted
     field = "prompt" if completion.messages is None else completion.messages_field

@@ -209,7 +209,7 @@ def read_ollama_chat(body: dict) -> Completion:
     if not values["messages"]:
         raise refused("missing_required_parameter", "'messages' is required.", "messages")
     chat = _chat(values) | {"messages": _conversation(values["messages"]), "tools": values["tools"]}
-    return _with_image_paths(read_chat_of(chat, "think", "format"), "messages")
+    return _of_ollama(read_chat_of(chat, "think", "format"), "messages")
 
 
 def read_ollama_generate(body: dict) -> Completion:
@@ -222,11 +222,12 @@ def read_ollama_generate(body: dict) -> Completion:
     system = [{"role": "system", "content": values["system"]}] if values["system"] else []
     said = {"role": "user", "content": _content(values["prompt"], values["images"])}
     chat = _chat(values) | {"messages": [*system, said]}
-    return _with_image_paths(read_chat_of(chat, "think", "format", "prompt"), "prompt")
+    return _of_ollama(read_chat_of(chat, "think", "format", "prompt"), "prompt")
 
 
-def _with_image_paths(completion: Completion, field: str) -> Completion:
-    """The images' paths as Ollama's requests have them."""
+def _of_ollama(completion: Completion, field: str) -> Completion:
+    """What chat requests have no word for: num_predict ends an answer, as the context does, and images stand in a field of their own."""
+    completion.is_bounded = True
     for part in images_of(completion.messages or []):
         path = part["path"].replace(".content[", ".images[")
         part["path"] = path if field == "messages" else path.rpartition(".")[2]
@@ -242,7 +243,7 @@ def _continued(values: dict) -> Completion:
     of_chats = "response_format", "top_logprobs", "chat_template_kwargs", "thinking_budget"
     text = {name: value for name, value in _chat(values).items() if name not in of_chats}
     text["logprobs"] = min(values["top_logprobs"] or 0, 5) if values["logprobs"] else None
-    completion = read_completions(text | {"prompt": values["prompt"]})
+    completion = _of_ollama(read_completions(text | {"prompt": values["prompt"]}), "prompt")
     if "max_tokens" not in text:  # to the end of the context, which completions have no word for
         completion.params = msgspec.structs.replace(completion.params, max_tokens=None)
     return completion
