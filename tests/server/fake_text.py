@@ -47,7 +47,7 @@ def _shown(content, images) -> str:
 
 class TextModel:
     vocab_size = 260
-    has_chat_template = True
+    has_chat_template, template_refused = True, ""
     sampling: dict = {}
     prompts = {"query": "Q:"}
     method = None

@@ -88,6 +88,27 @@ def test_generate(client):
     assert [score.token for score in scored.logprobs] == ["a", "b"] and len(scored.logprobs[0].top_logprobs) == 1
 
 
+def test_a_prompt_of_a_model_without_a_chat_template_is_continued(own_server):
+    """As by Ollama, whose template is the prompt where a model has none."""
+    server = own_server()
+    model = server.pool.default.text.result()
+    asked = {"model": "fake", "prompt": "abc", "stream": False}
+    assert server.post("/api/generate", asked).json["prompt_eval_count"] == len("user:abc\nassistant:")
+    model.has_chat_template = False
+    reply = server.post("/api/generate", asked).json
+    assert (reply["response"], reply["prompt_eval_count"]) == ("abc", 3)
+    model.encode_chat = lambda *given: pytest.fail("it is rendered")
+    assert server.post("/api/generate", asked | {"format": "json", "stream": True}).status == 200
+
+    def refuse(*given):
+        raise RequestError("none", code="no_chat_template")
+
+    model.encode_chat = refuse
+    assert server.post("/api/generate", asked | {"system": "x"}).status == 400
+    model.template_refused = "it imports"
+    assert server.post("/api/generate", asked).status == 400
+
+
 def test_num_predict_beyond_the_context_ends_with_it(client):
     """It is a bound there: clients send 128,000 to whatever model."""
     options = {"num_predict": 1 << 20}

@@ -338,6 +338,8 @@ async def _begin(app, job: CompletionRun) -> None:
         info = await app.pool.ready(work.served)
         if not info.generates:
             raise _encoder()  # it has no template either, which is not the reason
+        if completion.plain and not (model.template_refused or completion.has_images or completion.options.session):
+            completion.messages, completion.prompts = None, [completion.plain]
     if completion.rag is not None:
         job.grounding = await app.documents("rag").ground(work, completion, model)
     if job.completion.messages is not None:

@@ -70,7 +70,8 @@ class Completion(msgspec.Struct):
     """A checked request of either route. prompts: text or token ids (completions); messages: role/content (chat, the API's messages_field), of which some has_images (image_parts.py).
     tools: what may be called, None when nothing may. structure: the form that structure_field asks for.
     thinking_budget: tokens of reasoning, by thinking_field. left_out: sampling fields that the request leaves to the
-    model's own recommendation. is_bounded: max_tokens is a bound, which the context may fall short of. template_variables: for the chat template. num_choices: generations that the engine has
+    model's own recommendation. is_bounded: max_tokens is a bound, which the context may fall short of. plain: the prompt where the
+    model has no chat template; "": it has to have one. template_variables: for the chat template. num_choices: generations that the engine has
     to make; of best_of > n answers the n likeliest are given. num_ids: tokens of prompts that are token ids, None where
     one is text. prompt_top: alternatives for each token of the prompt, None where its log-probabilities are not wanted.
     keep_alive: seconds for which the model stays loaded afterwards; None: nothing is asked. session_id: of the stored
@@ -80,6 +81,7 @@ class Completion(msgspec.Struct):
     params: SamplingParams
     left_out: frozenset[str] = frozenset()
     is_bounded: bool = False
+    plain: str = ""
     options: RequestOptions = DEFAULT
     extras: Extras = Extras()
     n: int = 1

@@ -222,7 +222,9 @@ def read_ollama_generate(body: dict) -> Completion:
     system = [{"role": "system", "content": values["system"]}] if values["system"] else []
     said = {"role": "user", "content": _content(values["prompt"], values["images"])}
     chat = _chat(values) | {"messages": [*system, said]}
-    return _of_ollama(read_chat_of(chat, "think", "format", "prompt"), "prompt")
+    completion = _of_ollama(read_chat_of(chat, "think", "format", "prompt"), "prompt")
+    completion.plain = "" if system else values["prompt"]
+    return completion
 
 
 def _of_ollama(completion: Completion, field: str) -> Completion:
