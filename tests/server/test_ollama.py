@@ -2,6 +2,7 @@
 
 import json
 import math
+from datetime import UTC, datetime
 
 import ollama
 import pytest
@@ -86,6 +87,17 @@ def test_generate(client):
     assert client.generate("fake", "abc", raw=True, think=False).response == "abc"  # as every raw prompt
     scored = client.generate("fake", "ab", logprobs=True, top_logprobs=1)
     assert [score.token for score in scored.logprobs] == ["a", "b"] and len(scored.logprobs[0].top_logprobs) == 1
+
+
+def test_where_a_model_is_and_until_when(own_server):
+    """Of one that stays Ollama says a time that is far away, of one on a GPU that all of it is there."""
+    server = own_server()
+    [shown] = server.get("/api/ps").json["models"]
+    left = datetime.fromisoformat(shown["expires_at"]) - datetime.now(UTC)
+    assert left.days > 20 * 365 and shown["size_vram"] == 0 < shown["size"]
+    server.pool.default.engine.info.kernels = "gpu"
+    [shown] = server.get("/api/ps").json["models"]
+    assert shown["size_vram"] == shown["size"]
 
 
 def test_a_prompt_of_a_model_without_a_chat_template_is_continued(own_server):

@@ -304,14 +304,15 @@ def build_from_arguments(arguments: list[str], phases, opening=None):
         raise
     loaded = load_engine(config, phases, on_plan=show, opening=opening)
     phases.mark("ready")
-    used = loaded.config
+    used, kernels = loaded.config, loaded.engine.runner.device.kernels
     return loaded.engine, messages.Ready(
         model=used.model,
         max_context=used.max_context,
         max_rows=used.max_rows,
         num_pages=used.all_pages,
         page_size=used.page_size,
-        queue_tokens=QUEUE_TOKENS[loaded.engine.runner.device.kernels],
+        kernels=kernels,
+        queue_tokens=QUEUE_TOKENS[kernels],
         hidden_size=loaded.model_config.embedding_size,
         generates=loaded.model_config.causal,
         pooling=loaded.model_config.pooling,

@@ -127,7 +127,7 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     vector. generates: False of encoders. pooling: what the model's files say of its vectors, "": nothing. num_labels:
     of a cross-encoder, 0: it is none. vision: how images become tokens, an encoded VisionConfig
     (models/vision/config.py); b"": the model sees none. has_state: it has recurrent layers, whose states are kept at
-    RequestOptions.state_points."""
+    RequestOptions.state_points. kernels: of the device, cpu or gpu."""
 
     model: str
     max_context: int
@@ -143,6 +143,7 @@ class Ready(msgspec.Struct, tag_field="kind", tag=True):
     num_labels: int = 0
     vision: bytes = b""
     has_state: bool = False
+    kernels: str = "cpu"
 
 
 class Parked(msgspec.Struct, tag_field="kind", tag=True):

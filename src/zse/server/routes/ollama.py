@@ -269,16 +269,17 @@ async def running(app, request: APIRequest) -> Response:
         for served in app.models(request):
             ready = served.engine.info
             if served.state == "loaded" and ready is not None:
-                used = {"context_length": ready.max_context, "size_vram": 0, "expires_at": _expires(app, served)}
-                out.append(await _card(served) | used | {"size": sum(ready.memory_bytes.values())})
+                size = sum(ready.memory_bytes.values())
+                used = {"context_length": ready.max_context, "expires_at": _expires(app, served), "size": size}
+                out.append(await _card(served) | used | {"size_vram": size if ready.kernels == "gpu" else 0})
         return Response.json({"models": out})
 
 
-def _expires(app, served) -> str | None:
-    """When it will have been idle for too long, unless it is asked; None: never."""
+def _expires(app, served) -> str:
+    """When it will have been idle for too long, unless it is asked. In a hundred years: never, which `ollama ps` calls so, where it takes
+    no time for one that is over."""
     keep_s = app.pool.idle_s if served.keep_s is None else served.keep_s
-    if keep_s is None or keep_s == math.inf:
-        return None
+    keep_s = math.inf if keep_s is None else keep_s
     idle_s = 0.0 if served.users else time.monotonic() - served.last_used
     return _time(time.time() + min(max(0.0, keep_s - idle_s), 100 * 365 * 86400.0))
 
