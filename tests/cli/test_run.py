@@ -64,7 +64,7 @@ def test_stats_go_to_stderr(zse):
 
 
 def test_stop_texts_are_limited(zse):
-    assert "at most 4" in zse("run", "echo", "hi", *["--stop", "x"] * 5, code=2, fake=True).stderr
+    assert "at most 16" in zse("run", "echo", "hi", *["--stop", "x"] * 17, code=2, fake=True).stderr
 
 
 def test_the_start_path_imports_nothing_heavy(zse, tmp_path):

@@ -27,7 +27,7 @@ WRONG = [
     (SamplingParams, {"prompt_logprobs": -1}, "out_of_range", "prompt_logprobs"),
     (SamplingParams, {"seed": 1 << 64}, "out_of_range", "seed"),
     (SamplingParams, {"stop": ("a", "")}, "invalid_value", "stop[1]"),
-    (SamplingParams, {"stop": ("a",) * 5}, "array_above_max_length", "stop"),
+    (SamplingParams, {"stop": ("a",) * 17}, "array_above_max_length", "stop"),
     (SamplingParams, {"stop_token_ids": (-1,)}, "invalid_token_id", "stop_token_ids[0]"),
     (SamplingParams, {"logit_bias": {1: 101}}, "out_of_range", "logit_bias.1"),
     (SamplingParams, {"logit_bias": {-1: 1}}, "invalid_token_id", "logit_bias"),

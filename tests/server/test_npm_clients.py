@@ -60,7 +60,7 @@ def test_the_clients_understand_every_api(driver, tmp_path):
         "messages": [["thinking", "text", "tool_use"], rome, "tool_use"],
         "counted": len("user:hello\nassistant:"),
         "unknown": ["NotFoundError", 404],
-        "ollama": ["One moment.", [{"name": "weather", "arguments": rome}]],
+        "ollama": ["One moment.", [{"index": 0, "name": "weather", "arguments": rome}]],
         "generated": "ab",
         "embedded": 2,
         "tags": ["fake"],
