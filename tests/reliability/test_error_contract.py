@@ -157,7 +157,7 @@ LIMITS = RETRY | {
     for what in ("limit", "remaining", "reset")
     for kind in ("requests", "tokens")
 }
-STOPS = tuple("abcde")
+STOPS = tuple("abcdefghijklmnopq")  # 17: one too many
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 # name: (what is sent, status, type, code, param, headers that there must be)
