@@ -400,9 +400,18 @@ def test_gbnf_means_what_it_does_in_llama_cpp(rule, good, bad):
         assert fit == (text in good), text
 
 
-@pytest.mark.parametrize("rule", [r'"\ud83d"', "[z-a]", r'"\q', "[a"])
-def test_gbnf_that_is_none_is_refused(vocabulary, rule):
-    with pytest.raises(GrammarError):
+@pytest.mark.parametrize(
+    "rule, why",
+    [
+        (r'"\ud83d"', "is no character"),
+        ("[z-a]", "before its beginning"),
+        (r'"\q', "the text has no end"),
+        ('"\\', "the text has no end"),
+        ("[a", "the class has no end"),
+    ],
+)
+def test_gbnf_that_is_none_is_refused(vocabulary, rule, why):
+    with pytest.raises(GrammarError, match=why):
         vocabulary.compile(Structure(kind="gbnf", source=f"root ::= {rule}\n"))
 
 

@@ -12,7 +12,7 @@ _TOKENS = re.compile(
     r"(?P<comment>#[^\r\n]*)"
     r'|"(?P<text>(?:\\.|[^"\\])*)"'
     r"|\[(?P<denied>\^?)(?P<class>(?:\\.|[^\]\\])*)\]"
-    r"|(?P<any>\.)|(?P<start>(?<![\w-])start(?![\w-]))",
+    r'|(?P<any>\.)|(?P<start>(?<![\w-])start(?![\w-]))|(?P<open>["\[].{0,20})',
     re.DOTALL,
 )
 _PARTS = re.compile(rf"({_CHARACTER}[^\\])(?:-({_CHARACTER}[^\\]))?", re.DOTALL)
@@ -32,6 +32,8 @@ def _written(token: re.Match) -> str:
         return '"' + "".join(_safe(_read(part), '"\\') for part in parts) + '"'
     if kind == "class":
         return f"[{token['denied']}{''.join(map(_range, _PARTS.finditer(token['class'])))}]"
+    if kind == "open":
+        raise ValueError(f"{token[0]}: the {'class' if token[0][0] == '[' else 'text'} has no end")
     if kind == "any":
         return rf"[\x00-{_LAST}]"  # line breaks, too
     return "start-of-gbnf" if kind == "start" else token[0]  # the name of Lark's own first rule
