@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+from openai.types.responses import ResponseFunctionToolCall
 from pydantic import TypeAdapter
 from test_anthropic import WEATHER
 
@@ -195,7 +196,10 @@ def test_a_stream_that_breaks_raises(client):
         ({"conversation": "x"}, "conversation"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.function.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": 5}}}, "text.format.schema"),
+        ({"tools": [TOOL], "tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice.type"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
@@ -208,7 +212,17 @@ def test_a_stream_that_breaks_raises(client):
 def test_what_is_refused(change, param):
     with pytest.raises(RequestError) as caught:
         read_responses({name: value for name, value in ({"input": "a"} | change).items() if value is not None})
-    assert caught.value.param == param and caught.value.status == 400
+    assert caught.value.param == param and caught.value.status == 400 and f"'{param}'" in caught.value.message
+
+
+def test_what_answers_say_may_be_sent():
+    """The choice among no tools, and the client's call with all of its fields."""
+    assert read_responses({"input": "a", "tools": [], "tool_choice": "auto"})[0].tool_choice.mode == "auto"
+    call = ResponseFunctionToolCall(arguments="{}", call_id="c", name="f", type="function_call")
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    for shown in (call.model_dump(), call.model_dump(by_alias=True)):
+        completion, _ = read_responses({"input": [{"role": "user", "content": "a"}, shown, result]})
+        assert completion.messages[1]["tool_calls"][0]["id"] == "c"
 
 
 def test_what_the_chat_template_sees():

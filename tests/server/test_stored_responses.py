@@ -143,7 +143,8 @@ def test_tenants_do_not_see_each_others(client, server, keys):
         ("after=nothing", "after"),
         ("after=", "after"),
         ("limit=1&limit=2", "limit"),
-        ("include%5B%5D=x", "include[]"),
+        ("include%5B%5D=x", "include[][0]"),
+        ("include%5B%5D=message.output_text.logprobs&limit%5B%5D=1", "limit[]"),
         ("%ff=1", ""),
         ("&".join(f"a{index}=1" for index in range(40)), ""),
     ],
@@ -153,6 +154,21 @@ def test_queries_that_are_refused(client, server, keys, query, param):
     reply = server.get(f"{PATH}/{id}/input_items?{query}", bearer(keys[0]))
     assert (reply.status, reply.error["param"]) == (400, param)
     assert server.get(f"{PATH}/{id}?stream=true", bearer(keys[0])).error["param"] == "stream"
+
+
+def test_what_is_included_is_there(client, server, keys):
+    included = ["message.output_text.logprobs", "reasoning.encrypted_content"]
+    kept = client.responses.create(model="fake", input="one", store=True, include=included)
+    assert client.responses.retrieve(kept.id, include=included).to_dict() == kept.to_dict()
+    assert client.responses.input_items.list(kept.id, include=included).data[0].content[0].text == "one"
+
+
+def test_what_is_over_is_not_cancelled(client):
+    kept = client.responses.create(model="fake", input="one", store=True)
+    with pytest.raises(openai.BadRequestError, match="is over"):
+        client.responses.cancel(kept.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.cancel("resp_1")
 
 
 def test_a_server_without_a_database_refuses_to_store(own_server):

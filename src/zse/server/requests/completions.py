@@ -314,13 +314,15 @@ def read_chat(body: dict) -> Completion:
     return completion
 
 
-def read_chat_of(chat: dict, thinking: str, structure: str, messages: str = "messages") -> Completion:
+def read_chat_of(
+    chat: dict, thinking: str, structure: str, messages: str = "messages", function: str = ""
+) -> Completion:
     """The chat request that a body of another API means, whose fields of its reasoning, of its form and of the conversation have these
-    names there. Raises RequestError."""
+    names there; function: as named. Raises RequestError."""
     try:
         completion = read_chat(chat)
     except RequestError as error:
-        raise named(error, structure, messages) from None
+        raise named(error, structure, messages, function) from None
     completion.messages_field = messages
     if completion.thinking_field:
         completion.thinking_field = thinking

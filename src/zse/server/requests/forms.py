@@ -95,15 +95,20 @@ def _template_variables(value: Any, path: str) -> dict:
     return value
 
 
-def named(error: RequestError, field: str, messages: str = "messages") -> RequestError:
-    """An engine's refusal of a grammar, in terms of the field that asked for it, or one of the conversation, which is in the field
-    `messages` of the API."""
-    if messages != "messages" and (error.param or "").split("[")[0] == "messages":
-        error.message = error.message.replace(f"'{error.param}'", f"'{messages}'")
-        error.param = messages
-    if error.param == "structure":
-        error.param = field
-        error.message = f"'{field}': {error.message}"
+def named(error: RequestError, field: str, messages: str = "messages", function: str = ".function") -> RequestError:
+    """A refusal in terms of the API that was asked: `field` asks there for the form of the answer, the conversation is in
+    `messages`, and `function` stands before what a tool's function has."""
+    ours = theirs = error.param or ""
+    if ours == "structure":
+        error.message, theirs = f"'{field}': {error.message}", field
+    elif ours.split("[")[0] == "messages" != messages:
+        theirs = messages
+    elif ours.startswith("response_format") and field != "response_format":
+        theirs = ours.replace(".json_schema", "").replace("response_format", field)
+    elif ours.startswith("tool"):
+        theirs = ours.replace(".function", function)
+    if theirs != ours:
+        error.message, error.param = error.message.replace(f"'{ours}'", f"'{theirs}'"), theirs
     return error
 
 

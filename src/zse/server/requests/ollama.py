@@ -209,7 +209,7 @@ def read_ollama_chat(body: dict) -> Completion:
     if not values["messages"]:
         raise refused("missing_required_parameter", "'messages' is required.", "messages")
     chat = _chat(values) | {"messages": _conversation(values["messages"]), "tools": values["tools"]}
-    return _of_ollama(read_chat_of(chat, "think", "format"), "messages")
+    return _of_ollama(read_chat_of(chat, "think", "format", function=".function"), "messages")
 
 
 def read_ollama_generate(body: dict) -> Completion:

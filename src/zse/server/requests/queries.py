@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qsl
 
-from zse.sampling.fields import Boolean, Field, Fields, Integer, Object, OneOf, String, of_text, refused, shown
+from zse.sampling.fields import Array, Boolean, Field, Fields, Integer, Object, OneOf, String, of_text, refused, shown
 
 PAGE: Fields = {
     "limit": Field(Integer(1, 100), "Most that are listed.", 20),
@@ -30,9 +30,13 @@ def read(query: str, fields: Fields) -> dict[str, Any]:
         raise refused("invalid_value", "The query is not of names and values in UTF-8, at most 32.", "") from None
     values: dict[str, Any] = {}
     for name, value in pairs:
+        kind = fields[name].kind if name in fields else None
+        if isinstance(kind, Array):
+            values.setdefault(name, []).append(value)
+            continue
         if name in values:
             raise refused("invalid_value", f"'{shown(name)}' stands in the query twice.", shown(name))
-        values[name] = of_text(value, fields[name].kind if name in fields else None)
+        values[name] = of_text(value, kind)
     return Object(fields).check(values, "")
 
 

@@ -18,7 +18,7 @@ from zse.sampling.fields import (
     refused,
 )
 from zse.sampling.params import MAX_LOGPROBS
-from zse.server.requests import image_parts, mcp
+from zse.server.requests import image_parts, mcp, queries
 from zse.server.requests.completions import METADATA, MODEL, USER, Completion, read_chat_of
 from zse.server.requests.conversation import (
     DATA_URI,
@@ -35,7 +35,7 @@ from zse.server.tools.calls import load_object
 
 # What items of earlier answers hold that says nothing here.
 _FOREIGN = """id status phase annotations logprobs caller namespace encrypted_content summary type allowed_callers defer_loading
-    output_schema""".split()
+    output_schema async async_ created_by name""".split()
 _ID = String(256, empty=False)
 LOGPROBS = "message.output_text.logprobs"
 
@@ -200,6 +200,8 @@ FIELDS: Fields = {
     "prompt_cache_retention": Field(String(64), "Accepted; cached prompts stay as long as there is room."),
     "service_tier": Field(OneOf(("auto", "default")), "There is one tier; the answer says default."),
 }
+_INCLUDE: Fields = {"include[]": Field(FIELDS["include"].kind, "What is in answers anyway.", [])}
+STORED, ITEMS = _INCLUDE, queries.PAGE | _INCLUDE  # what may be asked of a stored response, and of its items
 
 
 def check_responses(body: dict) -> dict:
@@ -249,7 +251,7 @@ def completion_of(values: dict, items: list[dict], names: Mapping[tuple[str, str
             for tool in values["tools"]
         ]
     choice = values["tool_choice"]
-    if choice is not None:
+    if choice is not None and (choice != "auto" or values["tools"]):  # which answers to requests without tools say, too
         named = type(choice) is dict
         chat["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}} if named else choice
     return read_chat_of(chat, "reasoning.effort", "text.format", "input")

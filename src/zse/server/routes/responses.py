@@ -13,7 +13,7 @@ from zse.server.api_request import APIRequest
 from zse.server.errors import APIError, unsupported
 from zse.server.requests import queries
 from zse.server.requests.mcp import approved
-from zse.server.requests.responses import check_items, check_responses, completion_of, shown_items
+from zse.server.requests.responses import ITEMS, STORED, check_items, check_responses, completion_of, shown_items
 from zse.server.routes import responses_mcp
 from zse.server.routes.response_items import ResponseWriter
 from zse.server.work import OFF_LOOP_BYTES, maybe_in_thread
@@ -89,7 +89,7 @@ async def _run(app, request: APIRequest, name: str, writes: bool = False) -> Any
 
 async def retrieve(app, request: APIRequest) -> Response:
     """GET /v1/responses/{response}"""
-    queries.read(request.query, {})
+    queries.read(request.query, STORED)
     return Response(200, (await _run(app, request, "find")).body)
 
 
@@ -99,9 +99,15 @@ async def delete(app, request: APIRequest) -> Response:
     return Response.json({"id": request.parameters["response"], "object": "response", "deleted": True})
 
 
+async def cancel(app, request: APIRequest) -> Response:
+    """POST /v1/responses/{response}/cancel"""
+    await _run(app, request, "find")
+    raise APIError("invalid_value", "This response is over: none is made in the background, which could be cancelled.")
+
+
 async def input_items(app, request: APIRequest) -> Response:
     """GET /v1/responses/{response}/input_items"""
-    query = queries.read(request.query, queries.PAGE)
+    query = queries.read(request.query, ITEMS)
     earlier = await _run(app, request, "conversation")
     items = []
     for response in earlier:
