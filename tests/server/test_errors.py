@@ -199,6 +199,11 @@ CHAT_ONLY = [
         "messages[0].content[0].image_url.url",
     ),
     (
+        {"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {}}]}]},
+        "unsupported_parameter",
+        "messages[0].content[0].type",
+    ),
+    (
         {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
         "unsupported_parameter",
         "messages[0].content[0].type",

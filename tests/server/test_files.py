@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+import urllib.request
 
 import openai
 import pytest
@@ -90,6 +91,10 @@ def test_a_file_and_its_content(clients, path, server):
     assert (
         reply.headers["content-disposition"] == "attachment" and reply.headers["content-security-policy"] == "sandbox"
     )
+    address = f"{server.base}{PATH}/{made.id}/content"
+    asked = urllib.request.Request(address, headers=bearer(client.api_key), method="HEAD")
+    with urllib.request.urlopen(asked, timeout=10) as head:
+        assert head.headers["content-length"] == "3000000" and head.read() == b""
     # Another tenant's is none.
     for call in (other.files.retrieve, other.files.content, other.files.delete):
         with pytest.raises(openai.NotFoundError):

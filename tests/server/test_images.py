@@ -223,6 +223,14 @@ def test_ollama_s_images_are_named_as_they_were_sent(seeing, server):
         assert reply.json["error"].startswith("'images[0]'") and words in reply.json["error"]
 
 
+def test_messages_are_named_as_they_were_sent(seeing):
+    """Anthropic's have their system beside them, and results of tools within: places in the chat that they mean are not theirs."""
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+    asked = {"model": "fake", "max_tokens": 9, "system": "x", "messages": [{"role": "user", "content": [block]}]}
+    message = seeing.post("/v1/messages", asked).error["message"]
+    assert message == "'messages': the image is neither a PNG, nor a JPEG, nor a WebP."
+
+
 @pytest.mark.parametrize("name", hostile())
 def test_hostile_images_are_400_with_one_line(seeing, name):
     data, words = hostile()[name]

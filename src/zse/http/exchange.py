@@ -228,8 +228,8 @@ def _check_integers(bare: bytes) -> None:
 
 
 class Response:
-    """A whole answer. headers: pairs in lower case, without content-length and x-request-id. close: the connection
-    closes after it."""
+    """A whole answer. headers: pairs in lower case, without x-request-id, and without content-length but of a HEAD whose body
+    is not made. close: the connection closes after it."""
 
     __slots__ = ("status", "body", "headers", "close")
 

@@ -305,7 +305,8 @@ class Connection(asyncio.Protocol):
         if request is not None and response.close:
             request.keep_alive = False
         headers = list(response.headers)
-        if response.status != 304:  # its length would be that of the body that is not sent (RFC 9110 8.6)
+        # Of a 304 it would be the length of the body that is not sent (RFC 9110 8.6); a HEAD's may say that itself.
+        if response.status != 304 and "content-length" not in dict(headers):
             headers.append(("content-length", str(len(response.body))))
         body = b"" if request is not None and request.method == "HEAD" else response.body
         self.write(self.head(request, response.status, headers) + body)

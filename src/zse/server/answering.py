@@ -429,7 +429,7 @@ def _max_tokens(completion: Completion, prompt_tokens: int, max_context: int) ->
         wanted = min(wanted, max(1, max_context - prompt_tokens))
     if prompt_tokens + (1 if wanted is None else wanted) <= max_context:
         return max_context - prompt_tokens if wanted is None else wanted
-    field = "prompt" if completion.messages is None else completion.messages_field
+    field = "prompt" if completion.messages is None else completion.messages_field or "messages"
     asked = f"{prompt_tokens} tokens in the {field}"
     if wanted:
         asked = f"{prompt_tokens + wanted} tokens ({prompt_tokens} in the {field}, {wanted} in the completion)"

@@ -91,7 +91,7 @@ class Completion(msgspec.Struct):
     echo: bool = False
     prompts: list = []
     messages: list[dict] | None = None
-    messages_field: str = "messages"
+    messages_field: str = ""
     has_images: bool = False
     tools: list[dict] | None = None
     tool_choice: ToolChoice = ToolChoice()
@@ -314,9 +314,7 @@ def read_chat(body: dict) -> Completion:
     return completion
 
 
-def read_chat_of(
-    chat: dict, thinking: str, structure: str, messages: str = "messages", function: str = ""
-) -> Completion:
+def read_chat_of(chat: dict, thinking: str, structure: str, messages: str = "", function: str = "") -> Completion:
     """The chat request that a body of another API means, whose fields of its reasoning, of its form and of the conversation have these
     names there; function: as named. Raises RequestError."""
     try:

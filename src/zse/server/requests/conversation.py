@@ -232,7 +232,7 @@ def _content(value: Any, path: str) -> str | list[dict]:
     for index, part in enumerate(value):
         here = f"{path}[{index}]"
         kind = expect(dict, part, here).get("type")
-        if kind in ("input_audio", "file", "refusal"):
+        if type(kind) is str and kind not in ("text", "image_url"):
             message = f"'{here}.type': only parts of text and images are supported."
             raise refused("unsupported_parameter", message, here + ".type")
         if kind == "image_url":

@@ -95,13 +95,13 @@ def _template_variables(value: Any, path: str) -> dict:
     return value
 
 
-def named(error: RequestError, field: str, messages: str = "messages", function: str = ".function") -> RequestError:
+def named(error: RequestError, field: str, messages: str, function: str = ".function") -> RequestError:
     """A refusal in terms of the API that was asked: `field` asks there for the form of the answer, the conversation is in
-    `messages`, and `function` stands before what a tool's function has."""
+    `messages` ("": as a chat has it), and `function` stands before what a tool's function has."""
     ours = theirs = error.param or ""
     if ours == "structure":
         error.message, theirs = f"'{field}': {error.message}", field
-    elif ours.split("[")[0] == "messages" != messages:
+    elif messages and ours.split("[")[0] == "messages":
         theirs = messages
     elif ours.startswith("response_format") and field != "response_format":
         theirs = ours.replace(".json_schema", "").replace("response_format", field)

@@ -153,12 +153,12 @@ def read_messages(body: dict) -> Completion:
     for name in ("temperature", "top_p", "top_k"):
         if values[name] is not None:
             chat[name] = values[name]
-    return read_chat_of(chat, "thinking", "output_config.format")
+    return read_chat_of(chat, "thinking", "output_config.format", "messages")
 
 
 def read_counted(body: dict) -> Completion:
     """Check the body of POST /v1/messages/count_tokens. Raises RequestError."""
-    return read_chat_of(_chat(Object(COUNTED).check(body, "")), "thinking", "output_config.format")
+    return read_chat_of(_chat(Object(COUNTED).check(body, "")), "thinking", "output_config.format", "messages")
 
 
 def _chat(values: dict) -> dict:

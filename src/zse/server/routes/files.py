@@ -115,7 +115,8 @@ async def content(app, request: APIRequest) -> Response | None:
     ]
     try:
         if request.method == "HEAD" or not file.size:
-            return Response(200, b"", media_type=request.media_type)
+            length = [("content-length", str(file.size))]
+            return Response(200, b"", length, media_type=request.media_type)
         left = file.size
         while data := await run(partial(opened.read, PIECE_BYTES)):
             left -= len(data)
