@@ -164,7 +164,8 @@ def test_latest_is_the_model(client, tool_server):
     """A name without a tag means that tag to Ollama's users."""
     assert client.chat("fake:latest", user("a")).message.content == "a"
     assert client.show("fake:latest").details == client.show("fake").details
-    assert tool_server.post("/api/show", {"name": "fake"}).json["template"] == TEMPLATE  # as older clients call it
+    for named in ({"name": "fake"}, {"name": "fake", "model": "fake"}):  # as older clients call it, as Open WebUI does
+        assert tool_server.post("/api/show", named).json["template"] == TEMPLATE
     with pytest.raises(ollama.ResponseError, match="not served"):
         client.chat("fake:7b", user("a"))
     assert tool_server.post("/v1/chat/completions", {"model": "fake:latest", "messages": user("a")}).status == 404

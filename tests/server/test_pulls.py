@@ -85,6 +85,9 @@ def test_ollamas_client_pulls_and_deletes(server):
     assert [model.model for model in client.list().models] == ["a"]
     with pytest.raises(ollama.ResponseError, match="not here"):
         client.delete("nothing")
+    assert server.post("/admin/models", {"model": "b", "name": "mine:latest"}).status == 200  # a name as it is
+    assert client.show("mine:latest").details and client.delete("mine:latest").status == "success"
+    assert [model.model for model in client.list().models] == ["a"]
     older = server.raw(request("POST", "/api/pull", {"name": "b", "stream": False, "insecure": True}))
     assert older.json == {"status": "success"}
     assert server.post("/api/pull", {}).status == 400

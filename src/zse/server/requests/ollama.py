@@ -169,11 +169,11 @@ DELETE: Fields = _WHICH
 
 
 def read_which(fields: Fields, body: dict) -> dict:
-    """The checked fields, of which `model` has the name, without Ollama's `:latest`. Raises RequestError."""
+    """The checked fields, of which `model` has the name. Raises RequestError."""
     values = Object(fields).check(body, "")
-    if (values["model"] is None) == (values["name"] is None):
+    values["model"] = values["model"] or values["name"]  # Open WebUI sends both
+    if values["model"] is None:
         raise refused("missing_required_parameter", "'model' is required.", "model")
-    values["model"] = (values["model"] or values["name"]).removesuffix(":latest")
     return values
 
 

@@ -33,7 +33,7 @@ async def pull(app, request: APIRequest) -> Response | None:
     request.media_type, request.comment = LINES, b""
     with RequestRun(app, request):
         values = read_which(PULL, request.json())
-        found = app.library.pull(values["model"])
+        found = app.library.pull(values["model"].removesuffix(":latest"))
         work = asyncio.ensure_future(pulled(app, found, True))
         if values["stream"]:
             await follow(request, work, lambda: _line(found), lambda line: msgspec.json.encode(line) + b"\n")
@@ -46,6 +46,8 @@ async def delete(app, request: APIRequest) -> Response:
     """DELETE /api/delete"""
     with RequestRun(app, request):
         name = read_which(DELETE, request.json())["model"]
+        if name not in app.pool.by_name:
+            name = name.removesuffix(":latest")
         served = app.pool.by_name.get(name)
         if served is not None:
             app.pool.remove(served)
