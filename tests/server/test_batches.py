@@ -10,6 +10,7 @@ import openai
 import pytest
 from harness import Harness, wait_for
 from test_files import contents, upload
+from test_lifecycle import start  # noqa: F401
 from test_stored_keys import bearer, make
 
 from zse.server import batch_job, batch_lines
@@ -402,3 +403,12 @@ def test_how_many_batches(client, server, keys, monkeypatch):
     client.batches.cancel(made.id)
     ended(client, made)
     wait_for(lambda: upload(server, keys[0], ("file", b"x"), ("purpose", b"batch")).status == 200)
+
+
+def test_of_two_servers_each_runs_those_that_it_got(start, path, keys):  # noqa: F811
+    """One after the other: who ran the last one leaves the next to whoever has it."""
+    processes = [start("--database", path) for _ in range(2)]
+    for number in (0, 1, 0):
+        base = f"http://127.0.0.1:{processes[number].port}/v1"
+        with openai.OpenAI(base_url=base, api_key=keys[0], timeout=20, max_retries=0) as client:
+            assert ended(client, begin(client, [line(1)])).status == "completed"

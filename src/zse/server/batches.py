@@ -55,8 +55,6 @@ class BatchRunner:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
-        if self._lock is not None:
-            os.close(self._lock)
 
     # -- which batches run
 
@@ -83,13 +81,16 @@ class BatchRunner:
             for job in self._jobs.values():
                 job.task.cancel()
             await asyncio.gather(*(job.task for job in self._jobs.values()), return_exceptions=True)
+            if self._lock is not None:
+                os.close(self._lock)
+                self._lock = None
 
     async def left(self) -> bool:
         """Whether there is something to do. Raises StorageError."""
         return bool(await self._database.run(storage.batches.unfinished, writes=False)) or self._woken.is_set()
 
     def _is_mine(self) -> bool:
-        """Whether this process runs the batches of the database: one does, until it ends."""
+        """Whether this process runs the batches of the database: one does, until there are none."""
         if self._lock is None:
             path = os.path.join(self._files.folder, "batches.lock")
             try:
