@@ -1,14 +1,21 @@
 """A draft model beside the model: the same replies, whatever it thinks; its pages and its memory."""
 
+import shutil
+import sys
+from pathlib import Path
+
 import pytest
 import tiny_model
 from test_verify import MANY, engine_of, model, params, prompt, run  # noqa: F401
 
-from zse.engine.config import EngineConfig
-from zse.engine.load import load_engine
-from zse.engine.metrics import Phases
-from zse.engine.runner import Runner
-from zse.errors import ConfigError
+sys.path.append(str(Path(__file__).parents[1] / "structured"))
+import tiny_text  # noqa: E402
+
+from zse.engine.config import EngineConfig  # noqa: E402
+from zse.engine.load import load_engine  # noqa: E402
+from zse.engine.metrics import Phases  # noqa: E402
+from zse.engine.runner import Runner  # noqa: E402
+from zse.errors import ConfigError  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +118,21 @@ def test_another_vocabulary_is_refused(model, tmp_path, monkeypatch):  # noqa: F
     small = tiny_model.write(tmp_path / "small")
     with pytest.raises(ConfigError, match="has 152 token ids, the model 160; a draft model must have the same"):
         load_engine(EngineConfig(model=str(model), device="cpu", draft_model=str(small)), Phases(lambda: 0.0))
+
+
+def test_a_head_is_padded_beyond_the_tokenizer(model, other, tmp_path):  # noqa: F811
+    """As those of most folders: tokenizer.json has fewer tokens than config.json says."""
+    paths = [shutil.copytree(path, tmp_path / name) for name, path in (("model", model), ("draft", other))]
+    for path in paths:
+        tiny_text.write(path)
+    options = dict(model=str(paths[0]), device="cpu", max_rows=2, max_context=64, draft_model=str(paths[1]))
+    loaded = load_engine(EngineConfig(**options), Phases(lambda: 0.0))
+    loaded.engine.close()
+    loaded.source.close()
+    text = (paths[1] / "tokenizer.json").read_text()
+    (paths[1] / "tokenizer.json").write_text(text.replace('"A"', '"é"'))
+    with pytest.raises(ConfigError, match="token [0-9]+ is .*; a draft model must have the same vocabulary"):
+        load_engine(EngineConfig(**options), Phases(lambda: 0.0))
 
 
 def test_options_that_contradict():
