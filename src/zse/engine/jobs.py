@@ -160,17 +160,22 @@ class JobQueue(Feature):
 
         logprobs, top1: lists, entry i about the token after token_ids[start + i] (the last token of all has the
         log-probability of token 0: there is no next). logits: memoryview of f32 [n * vocab_size], valid until the next
-        step. Requests may run between two chunks. Raises RequestError for ids outside the vocabulary or a sequence
-        beyond the context.
+        step. Requests may run between two chunks; where they need its pages, it begins anew. Raises RequestError for ids
+        outside the vocabulary or a sequence beyond the context.
         """
         self._num_scores += 1
-        job = self.submit(-self._num_scores, token_ids, Ask("logprobs"), DEFAULT, 0.0, keeps_logits=True)
+        id, told = -self._num_scores, 0
+        job = self.submit(id, token_ids, Ask("logprobs"), DEFAULT, 0.0, keeps_logits=True)
         try:
             while not job.is_completed:
-                if self.advance(only=job):
-                    yield job.chunk
-                else:  # others hold what it waits for
+                if id not in self._jobs:  # see after_step
+                    job = self.submit(id, token_ids, Ask("logprobs"), DEFAULT, 0.0, keeps_logits=True)
+                if not self.advance(only=job):  # others hold what it waits for
                     self._engine.step_between()
+                elif job.computed_len > told:
+                    start, logprobs, top1, logits = job.chunk
+                    old, told = max(told - start, 0), job.computed_len
+                    yield start + old, logprobs[old:], top1[old:], logits[old * self._scheduler.vocab_size :]
         finally:
             if not job.is_completed:
                 self.cancel(job.id)
@@ -178,7 +183,11 @@ class JobQueue(Feature):
                 self._completed.remove(job)
 
     def after_step(self, ran: bool) -> bool:
-        return self.advance()
+        advanced = self.advance()
+        # Where nothing can run, what score() has computed makes room: who reads it may be the one that waits.
+        for job in [job for job in self._active if job.keeps_logits and not (ran or advanced)]:
+            self._remove(job)
+        return advanced
 
     def advance(self, only: Job | None = None) -> bool:
         """Run one chunk; False when nothing could run (no jobs, or no pages for them). only: of this job alone."""
