@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 import tiny  # noqa: E402
 import tiny_adapters  # noqa: E402
 
+from zse.engine.llm import LLM  # noqa: E402
 from zse.engine.messages import Ask  # noqa: E402
 from zse.errors import FormatError, RequestError, UnsupportedError  # noqa: E402
 from zse.sampling.params import SamplingParams  # noqa: E402
@@ -192,3 +193,12 @@ def test_many_cancelled_and_ended_leave_nothing(engines, folders):
         assert not engine.scheduler.check_integrity()
     collect(engine, {})
     assert not engine.scheduler.life.adapters.rows and not engine.scheduler.check_integrity()
+
+
+def test_an_llm_measures_no_prompt_with_an_adapter(folders):
+    """Log-probabilities of a prompt are the base model's, which the reply is not."""
+    with LLM(folders["base"], device="cpu", threads=1, **OPTIONS, adapter_slots=1) as llm:
+        adapter, params = llm.load_adapter(folders[1]), SamplingParams(max_tokens=2, prompt_logprobs=0)
+        with pytest.raises(RequestError, match="log-probabilities of prompts and embeddings are the base model's"):
+            llm.generate([[5, 6]], params, adapter=adapter)
+        assert not llm._engine.has_work

@@ -4,11 +4,17 @@ import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import tiny_model
 
-from zse import LLM, BeamParams, SamplingParams
-from zse.errors import ConfigError, ModelNotFoundError, RequestError
+sys.path.append(str(Path(__file__).parents[1] / "structured"))
+import tiny_text  # noqa: E402
+
+from zse import LLM, BeamParams, SamplingParams  # noqa: E402
+from zse.errors import ConfigError, EngineError, ModelNotFoundError, RequestError  # noqa: E402
 
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0)
 MESSAGES = [{"role": "user", "content": "Name three colors."}]
@@ -128,7 +134,7 @@ def test_refusals(smollm2):
     with pytest.raises(RequestError):  # the second is refused: the first must not run on
         smollm2.generate([[1], [1] * 9000], GREEDY)
     assert not smollm2._engine.has_work and not smollm2._streams
-    with pytest.raises(ValueError, match="2 SamplingParams for 1 prompts"):
+    with pytest.raises(ValueError, match="2 params for 1 prompts"):
         smollm2.generate(["a"], [GREEDY, GREEDY])
     with pytest.raises(ModelNotFoundError):
         LLM("no-such-model-anywhere")
@@ -233,3 +239,83 @@ def test_embeddings_and_scores(smollm2):
     with pytest.raises(RequestError, match="vocabulary"):
         smollm2.embed([[1], [10**6]])
     assert not smollm2._engine.has_work and smollm2._engine.take_completed() == []
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """One whose embedding is padded beyond its tokenizer, with room for one request alone."""
+    folder = tiny_model.write(tmp_path_factory.mktemp("padded") / "tiny")
+    tiny_text.write(folder)
+    with LLM(folder, device="cpu", threads=1, max_context=128, max_rows=1, num_pages=8, prefix_cache=False) as llm:
+        assert llm.tokenizer.vocab_size < llm.vocab_size
+        yield llm
+
+
+def test_a_stream_that_nobody_reads_stops_its_reply(tiny):
+    for leave in (lambda stream: stream.close(), lambda stream: None):
+        leave(tiny.stream([5, 6], GREEDY))
+        assert not tiny._engine.has_work and not tiny._streams
+
+
+def test_logits_make_room_for_what_their_reader_asks_beside(tiny):
+    """Who reads them has all pages; then it computes them again."""
+    ids, others = list(range(3, 103)), list(range(103, 3, -1))
+    asked = {
+        "embed": lambda: tiny.embed(others).tolist(),
+        "generate": lambda: tiny.generate([others], SamplingParams(max_tokens=4, temperature=0))[0].token_ids,
+        "logprobs": lambda: tiny.logprobs_of(others),
+        "beams": lambda: tiny.beam_search([others], BeamParams(beam_width=1, max_tokens=2)),
+    }
+    alone = {name: ask() for name, ask in asked.items()}
+    wanted = list(tiny.logits_of(ids))
+    assert len(wanted) > 3
+    for name, ask in asked.items():
+        reader = tiny.logits_of(ids)
+        found = [next(reader), next(reader)]
+        assert ask() == alone[name]
+        found += reader
+        assert [start for start, _ in found] == [start for start, _ in wanted]
+        assert all((one == other).all() for (_, one), (_, other) in zip(found, wanted, strict=True))
+        assert tiny._engine.scheduler.check_integrity() == [] and not tiny._engine.has_work
+    pairs = list(zip(tiny.logits_of(ids), tiny.logits_of(ids), strict=True))
+    assert all((one == other).all() for (_, one), (_, other) in pairs) and len(pairs) == len(wanted)
+
+
+def test_beams_of_ids_past_the_tokenizer(tiny):
+    found = tiny.beam_search([[5, 6, 7]], BeamParams(beam_width=4, max_tokens=20, ignore_eos=True))[0]
+    known = [[id for id in one.token_ids if id < tiny.tokenizer.vocab_size] for one in found]
+    assert any(len(ids) < len(one.token_ids) for ids, one in zip(known, found, strict=True))
+    assert [one.text for one in found] == [tiny.tokenizer.decode(ids, skip_special=True) for ids in known]
+
+
+def test_prompts_of_any_iterable(tiny):
+    two = SamplingParams(max_tokens=2, temperature=0)
+    wanted = [output.token_ids for output in tiny.generate([[5, 6], [7, 8]], two)]
+    for prompts in (np.array([[5, 6], [7, 8]]), (ids for ids in [(5, 6), range(7, 9)])):
+        assert [output.token_ids for output in tiny.generate(prompts, (two for _ in range(2)))] == wanted
+    (output,) = tiny.generate(np.array([5, 6]), two)
+    assert output.token_ids == wanted[0] and json.dumps(output.prompt_token_ids) == "[5, 6]"
+    assert tiny.embed([]).shape == (0, tiny_model.HIDDEN) and tiny.generate([]) == []
+    assert tiny.score([[5]], np.array([6])) == tiny.score([[5]], [6])
+    for call, text in (
+        (lambda: tiny.generate("a", BeamParams()), "params is of type BeamParams, not SamplingParams"),
+        (lambda: tiny.stream("a", {"max_tokens": 2}), "params is of type str, not SamplingParams"),
+        (lambda: tiny.beam_search("a", two), "params is of type SamplingParams, not BeamParams"),
+        (lambda: tiny.generate("a", two, adapter=None), "adapter is of type NoneType, not str"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            call()
+    with pytest.raises(ValueError, match="1 adapter for 2 prompts"):
+        tiny.generate(["a", "b"], two, adapter=[""])
+    assert not tiny._engine.has_work
+
+
+def test_nothing_runs_in_one_that_is_closed(model):
+    llm = LLM(model, device="cpu", threads=1, max_context=64)
+    stream = llm.stream([5, 6], GREEDY)
+    llm.close()
+    llm.close()
+    calls = [lambda: next(stream), lambda: llm.embed([[5]]), lambda: llm.perplexity([5, 6]), llm.metrics]
+    for call in [*calls, lambda: llm.generate([[5]], GREEDY)]:
+        with pytest.raises(EngineError, match="this LLM is closed"):
+            call()

@@ -5,6 +5,7 @@ import os
 import threading
 from collections import deque
 from math import exp, fsum
+from operator import index
 from typing import Any, NamedTuple
 
 import msgspec
@@ -13,27 +14,30 @@ from zse.engine import config as engine_config
 from zse.engine import load, messages
 from zse.engine.metrics import Phases, since_exec_clock
 from zse.engine.reply import Delta, Output, Reply
-from zse.errors import ConfigError, RequestError
+from zse.errors import ConfigError, EngineError, RequestError
 from zse.formats import recommended, store
 from zse.lazy import numpy
 from zse.sampling import fields
 from zse.sampling import params as sampling
 from zse.scheduler import options as scheduling
 from zse.structured import options as structured
-from zse.tokenizer import chat_template
+from zse.tokenizer import chat_template, detokenize
 from zse.tokenizer import load as tokenizer_load
 
 _clock = since_exec_clock()  # taken when this module is imported: the earlier, the truer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from zse.sampling.params import SamplingParams
     from zse.structured.options import Structure
 
     Form = Structure | dict | None
     Prompt = str | Sequence[int]
+    Prompts = Prompt | Iterable[Prompt]
+    Params = SamplingParams | None
+    SomeParams = Params | Iterable[SamplingParams]
 
 
 class Found(NamedTuple):
@@ -57,48 +61,37 @@ class Scores(NamedTuple):
     top1: list[int]
 
 
+def _each(value, count: int, kind: type, name: str) -> list:
+    """`value` for each of `count` prompts: one for all, or as many. TypeError, ValueError."""
+    several = list(value) if hasattr(value, "__iter__") and not isinstance(value, kind) else [value] * count
+    for one in several:
+        if not isinstance(one, kind):
+            raise TypeError(f"{name} is of type {type(one).__name__}, not {kind.__name__}")
+    if len(several) != count:
+        raise ValueError(f"{len(several)} {name} for {count} prompts")
+    return several
+
+
 class LLM:
     """A model in this process.
 
         with LLM("smollm2") as llm:
             print(llm.chat([{"role": "user", "content": "Hello!"}]).text)
 
-    model: a name of the store, or a path. device: "auto" (the first GPU that can be used, else the CPU), "cpu", "cuda",
-    "cuda:1". threads: of the CPU, default ZSE_THREADS, else physical cores. activations: "int8" or "f32" on a CPU,
-    "fp8" or "bf16" on a GPU.
-    kv_dtype: "f16" or "f32" on a CPU, "bf16" on a GPU, "int8" or "fp8" on both. max_context: tokens of prompt and reply
-    (default: the model's). max_rows: requests that run as one batch (default: 64). prepare_chat: load the chat template
-    at once, while weights are read, instead of at the first chat. Further options are EngineConfig's. Raises ZSEError
-    with one line that says what is wrong.
+    model: a name of the store, or a path. prepare_chat: load the chat template at once, while weights are read, instead
+    of at the first chat. options: EngineConfig's, such as device: "auto" (the first GPU that can be used, else the CPU),
+    "cpu", "cuda", "cuda:1". threads: of the CPU, default ZSE_THREADS, else physical cores. activations: "int8" or "f32" on
+    a CPU, "fp8" or "bf16" on a GPU. kv_dtype: "f16" or "f32" on a CPU, "bf16" on a GPU, "int8" or "fp8" on both.
+    max_context: tokens of prompt and reply (default: the model's). max_rows: requests that run as one batch (default: 64).
+    Raises ZSEError with one line that says what is wrong.
 
     Not for several threads at once; several streams may be read in turns.
     """
 
-    def __init__(
-        self,
-        model: "str | os.PathLike",
-        *,
-        device: str = "auto",
-        threads: int | None = None,
-        max_context: int | None = None,
-        max_rows: int | None = None,
-        activations: str = "auto",
-        kv_dtype: str = "auto",
-        prepare_chat: bool = False,
-        **options,
-    ):
+    def __init__(self, model: "str | os.PathLike", *, prepare_chat: bool = False, **options):
         self._phases = phases = Phases(_clock)
         phases.mark("interpreter and command line")
-        config = engine_config.EngineConfig(
-            model=store.locate(model),
-            device=device,
-            threads=threads,
-            max_context=max_context,
-            max_rows=max_rows,
-            activations=activations,
-            kv_dtype=kv_dtype,
-            **options,
-        )
+        config = engine_config.EngineConfig(model=store.locate(model), **options)
         if config.role != "both" or (config.kv_listen or config.kv_peers) is not None:
             raise ConfigError("role, kv_listen and kv_peers are options of `zse serve`: prompts are computed here")
         phases.mark("imports")
@@ -121,11 +114,16 @@ class LLM:
         finally:
             if collects:
                 gc.enable()
-        self._engine, self.device = self._loaded.engine, self._loaded.device
-        self._next_id = 0
+        self.device, self._is_closed, self._next_id = self._loaded.device, False, 0
         self._streams: dict[int, deque] = {}  # id → scheduler outputs that its stream has not taken yet
 
     # -- what is loaded
+
+    @property
+    def _engine(self) -> Any:
+        if self._is_closed:
+            raise EngineError("this LLM is closed")
+        return self._loaded.engine
 
     @property
     def config(self):
@@ -191,11 +189,11 @@ class LLM:
 
     def generate(
         self,
-        prompts: "Prompt | Sequence[Prompt]",
-        params: "SamplingParams | Sequence[SamplingParams] | None" = None,
+        prompts: "Prompts",
+        params: "SomeParams" = None,
         *,
         structure: "Form" = None,
-        adapter: "str | Sequence[str]" = "",
+        adapter: "str | Iterable[str]" = "",
     ) -> list[Output]:
         """A reply to each prompt (text, or token ids), run as one batch. params: one for all, or one for each prompt.
         adapter: what load_adapter() gave, "" for none, likewise. structure: the form of the replies: {"json": schema,
@@ -204,10 +202,9 @@ class LLM:
         call runs on then."""
         ids = self._several(prompts)
         params = self._params_of(params, len(ids))
-        adapters = [adapter] * len(ids) if isinstance(adapter, str) else adapter
-        options = [self._options_of(structure, each) for each in adapters]
+        options = [self._options_of(structure, each) for each in _each(adapter, len(ids), str, "adapter")]
         # First: the replies find in the prefix cache what this computes.
-        measured = self._measure_prompts(ids, params)
+        measured = self._measure_prompts(ids, params, options)
         replies = []
         try:
             for prompt, wanted, extra in zip(ids, params, options, strict=True):
@@ -220,42 +217,34 @@ class LLM:
             for reply in replies:
                 reply.close()
         outputs = [reply.output() for reply in replies]
-        for index, result in measured.items():
-            outputs[index] = outputs[index]._replace(prompt_logprobs=result.logprobs)
+        for at, result in measured.items():
+            outputs[at] = outputs[at]._replace(prompt_logprobs=result.logprobs)
         return outputs
 
-    def _measure_prompts(self, ids: list[list[int]], params: "list[SamplingParams]") -> dict:
+    def _measure_prompts(self, ids: list[list[int]], params: "list[SamplingParams]", options: list) -> dict:
         """The Measured of those prompts whose log-probabilities are wanted, by index."""
-        asked = [index for index, wanted in enumerate(params) if wanted.prompt_logprobs is not None]
+        asked = [at for at, wanted in enumerate(params) if wanted.prompt_logprobs is not None]
         if not asked:
             return {}
-        asks = [messages.Ask("logprobs", top=params[index].prompt_logprobs or 0) for index in asked]
-        return dict(zip(asked, self._complete([ids[index] for index in asked], asks), strict=True))
+        asks = [messages.Ask("logprobs", top=params[at].prompt_logprobs or 0) for at in asked]
+        # Of a reply's options, as of the server's jobs: an adapter is refused, a form is the reply's.
+        asked_options = [scheduling.RequestOptions(adapter=options[at].adapter) for at in asked]
+        return dict(zip(asked, self._complete([ids[at] for at in asked], asks, asked_options), strict=True))
 
     def stream(
-        self, prompt: "Prompt", params: "SamplingParams | None" = None, *, structure: "Form" = None, adapter: str = ""
+        self, prompt: "Prompt", params: "Params" = None, *, structure: "Form" = None, adapter: str = ""
     ) -> "Iterator[Delta]":
         """The reply to one prompt as it is made. Closing the iterator stops it."""
         return self._stream(self._encode(prompt), params, structure, adapter)
 
     def chat(
-        self,
-        messages: "list[dict]",
-        params: "SamplingParams | None" = None,
-        *,
-        structure: "Form" = None,
-        adapter: str = "",
+        self, messages: "list[dict]", params: "Params" = None, *, structure: "Form" = None, adapter: str = ""
     ) -> Output:
         """The reply to a conversation: [{"role": "user", "content": ...}, ...]. structure: as of generate()."""
         return self.generate([self.encode_chat(messages)], params, structure=structure, adapter=adapter)[0]
 
     def stream_chat(
-        self,
-        messages: "list[dict]",
-        params: "SamplingParams | None" = None,
-        *,
-        structure: "Form" = None,
-        adapter: str = "",
+        self, messages: "list[dict]", params: "Params" = None, *, structure: "Form" = None, adapter: str = ""
     ) -> "Iterator[Delta]":
         """chat(), streamed."""
         return self._stream(self.encode_chat(messages), params, structure, adapter)
@@ -284,36 +273,37 @@ class LLM:
         return self._template.encode(messages, add_generation_prompt=True, **variables)
 
     def _stream(self, prompt: list[int], params, structure: "Form" = None, adapter: str = "") -> "Iterator[Delta]":
-        if params is not None and params.prompt_logprobs is not None:
+        params = self._params_of(params, 1)[0]
+        if params.prompt_logprobs is not None:
             raise RequestError(
                 "prompt_logprobs cannot be streamed: use generate() or chat()",
                 code="invalid_value",
                 param="prompt_logprobs",
             )
-        # Submitted now, not at the first next(): a refusal is raised by the call that made it.
-        return self._deltas(Reply(self, prompt, self._params_of(params, 1)[0], self._options_of(structure, adapter)))
+        # Submitted now, not at the first next(): a refusal is raised by the call that made it, and a stream that nobody
+        # reads ends its reply.
+        stream = self._deltas(Reply(self, prompt, params, self._options_of(structure, adapter)))
+        next(stream)
+        return stream
 
     def _deltas(self, reply: Reply) -> "Iterator[Delta]":
         try:
+            yield Delta("", [], None)  # _stream's
             while reply.finish_reason is None:
-                if not self._streams[reply.id]:
+                if not self._streams.get(reply.id):
                     self._step()
                 yield from reply.take()
         finally:
             reply.close()
 
     def _encode(self, prompt: "Prompt") -> list[int]:
-        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(map(index, prompt))
 
     def _params_of(self, params, count: int) -> list:
         """One SamplingParams for each prompt. Here, where they come in, they are checked, and nowhere after it."""
         if params is None:
             params = sampling.SamplingParams(**self.recommended)
-        if isinstance(params, sampling.SamplingParams):
-            return [self._checked(params)] * count
-        if len(params) != count:
-            raise ValueError(f"{len(params)} SamplingParams for {count} prompts")
-        return [self._checked(one) for one in params]
+        return [self._checked(one) for one in _each(params, count, sampling.SamplingParams, "params")]
 
     def _checked(self, params: "SamplingParams") -> "SamplingParams":
         params = fields.checked(params)
@@ -358,7 +348,7 @@ class LLM:
 
     # -- forwards without sampling
 
-    def embed(self, prompts: "Prompt | Sequence[Prompt]", *, pooling: str | None = None, normalize: bool = True):
+    def embed(self, prompts: "Prompts", *, pooling: str | None = None, normalize: bool = True):
         """The model's vector of each prompt, f32 NumPy [prompts, hidden_size]. pooling: of the hidden states after the
         final norm, "last", "mean", "cls" (the first) or "max"; None: what the model's files say, else the last.
         normalize: each line brought to length 1. Raises RequestError for a prompt that is refused."""
@@ -369,15 +359,15 @@ class LLM:
         ask = messages.Ask(pooling, normalize=normalize)  # type: ignore[arg-type]
         results = self._complete(several, [ask] * len(several))
         lines = [numpy.frombuffer(result.vector, "<f4") for result in results]
-        return numpy.array(lines, numpy.float32).reshape(len(lines), -1)
+        return numpy.array(lines, numpy.float32).reshape(len(lines), self._loaded.model_config.embedding_size)
 
-    def score(self, prompts: "Prompt | Sequence[Prompt]", targets: "Sequence[str | int]") -> list[list[float]]:
+    def score(self, prompts: "Prompts", targets: "Sequence[str | int]") -> list[list[float]]:
         """log p(target | prompt) of each target as the next token, for each prompt: of "yes" and "no" that is how a
         model judges. targets: token ids, or texts that are one token. Raises RequestError for a text of several
         tokens."""
         ids: list[int] = []
         for target in targets:
-            some = [target] if isinstance(target, int) else self.tokenizer.encode(target, add_bos=False)
+            some = self.tokenizer.encode(target, add_bos=False) if isinstance(target, str) else [target]
             if len(some) != 1:
                 raise RequestError(
                     f"the target {target!r} is {len(some)} tokens, not one", code="invalid_value", param="targets"
@@ -390,30 +380,40 @@ class LLM:
         results = self._complete(several, [ask] * len(several))
         return [[entry.logprob for entry in result.logprobs] for result in results]
 
-    def beam_search(self, prompts: "Prompt | Sequence[Prompt]", params=None) -> "list[list[Found]]":
+    def beam_search(self, prompts: "Prompts", params=None) -> "list[list[Found]]":
         """The likeliest replies to each prompt, best first: beam_width of them. params: a zse.BeamParams for
         all. Raises RequestError for a prompt or parameter that is refused."""
         several = self._several(prompts)
-        wanted = fields.checked(sampling.BeamParams() if params is None else params)
-        results = self._complete(several, [wanted] * len(several))
+        params = _each(params or sampling.BeamParams(), len(several), sampling.BeamParams, "params")
+        results = self._complete(several, [fields.checked(one) for one in params])
         return [[self._found(reply) for reply in result.replies] for result in results]
 
     def _found(self, reply) -> Found:
         ids = reply.tokens[:-1] if reply.finish == "stop" else reply.tokens
-        text = self.tokenizer.decode(ids, skip_special=True, continuation=True)
-        return Found(text, reply.tokens, reply.finish, reply.score, reply.total, reply.logprobs)
+        show = detokenize.IncrementalDetokenizer(self.tokenizer)  # which passes over ids that pad the embedding
+        return Found(
+            "".join(map(show.push, ids)) + show.finish(),
+            reply.tokens,
+            reply.finish,
+            reply.score,
+            reply.total,
+            reply.logprobs,
+        )
 
     def _several(self, prompts) -> list[list[int]]:
-        single = isinstance(prompts, str) or (prompts and isinstance(prompts[0], int))
-        return [self._encode(prompt) for prompt in ([prompts] if single else prompts)]
+        several = [prompts] if isinstance(prompts, str) else list(prompts)
+        if several and not hasattr(several[0], "__len__"):  # the ids of one
+            several = [several]
+        return [self._encode(prompt) for prompt in several]
 
-    def _complete(self, prompts: list[list[int]], asks: list) -> list:
+    def _complete(self, prompts: list[list[int]], asks: list, options: list | None = None) -> list:
         """The result of an Ask or BeamParams for each prompt, in order. Streams that are open run on meanwhile."""
+        options = options or [scheduling.DEFAULT] * len(asks)
         first, self._next_id = self._next_id, self._next_id + len(prompts)
         waiting = set()
         try:
-            for id, (prompt, ask) in enumerate(zip(prompts, asks, strict=True), first):
-                self._engine.submit(id, prompt, ask)
+            for id, asked in enumerate(zip(prompts, asks, options, strict=True), first):
+                self._engine.submit(id, *asked)
                 waiting.add(id)
             results = {}
             while waiting:
@@ -432,12 +432,12 @@ class LLM:
 
     def close(self) -> None:
         """Stop the threads and give the memory back. Closing twice does nothing."""
-        engine, self._engine = self._engine, None
-        if engine is None:
-            return
-        self._join_tokenizer()
-        engine.close()
-        self._loaded.source.close()
+        if not self._is_closed:
+            self._is_closed = True
+            self._streams.clear()
+            self._join_tokenizer()
+            self._loaded.engine.close()
+            self._loaded.source.close()
 
     def __enter__(self) -> "LLM":
         return self

@@ -95,5 +95,4 @@ class Reply:
     def close(self) -> None:
         """Forget the request, stopping it if it still runs."""
         if self._llm._streams.pop(self.id, None) is not None and self.finish_reason is None:
-            if self._llm._engine is not None:
-                self._llm._engine.cancel(self.id)
+            self._llm._engine.cancel(self.id)
