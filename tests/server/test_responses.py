@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from openai.types.responses import ResponseFunctionToolCall
+from openai.types.responses import ResponseErrorEvent, ResponseFunctionToolCall
 from pydantic import TypeAdapter
 from test_anthropic import WEATHER
 
@@ -167,6 +167,15 @@ def test_structured_output_has_its_schema():
     completion, _ = read_responses({"input": "a", "text": {"format": form}})
     assert completion.structure_field == "text.format" and json.loads(completion.structure.source) == schema
     assert read_responses({"input": "a", "text": {"format": {"type": "text"}}})[0].structure is None
+
+
+def test_a_stream_that_breaks_says_so_as_its_other_events(tool_server):
+    """With a type and a number, by which clients tell events apart."""
+    reply = tool_server.post("/v1/responses", {"input": "!tokens=9 !nan=3", "stream": True})
+    events = [json.loads(line[6:]) for line in reply.body.decode().split("\n") if line.startswith("data: ")]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    last = TypeAdapter(ResponseErrorEvent).validate_python(events[-1])
+    assert b"event: error\ndata: " in reply.body and (last.type, last.code) == ("error", "numerical_error")
 
 
 def test_a_stream_that_breaks_raises(client):

@@ -210,7 +210,7 @@ class App:
         return errors.response(error, errors.OPENAI if request is None or request.route is None else request.route.api)
 
     def error_event(self, error: RequestError, request: APIRequest) -> bytes:
-        return errors.event(error, request.route.api)
+        return errors.event(error, request.route.api, request.num_events)
 
     def identify(self, request: APIRequest) -> Caller:
         """Whose key the request brought. Raises APIError: 401, or 429 where wrong keys keep coming."""

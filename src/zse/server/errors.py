@@ -125,12 +125,15 @@ def contents(error: RequestError, api: str = OPENAI) -> dict:
     return {"error": error.message, "code": error.code} if api == OLLAMA else {"error": out}
 
 
-def event(error: RequestError, api: str = OPENAI) -> bytes:
-    """What ends a stream: a server-sent event, or a line."""
+def event(error: RequestError, api: str = OPENAI, number: int | None = None) -> bytes:
+    """What ends a stream: a server-sent event, or a line. number: of the event, where they have one and a type."""
+    out = contents(error, api)
     if api == OLLAMA:
-        return msgspec.json.encode(contents(error, api)) + b"\n"
-    name = b"event: error\n" if api == ANTHROPIC else b""
-    return name + b"data: " + msgspec.json.encode(contents(error, api)) + b"\n\n"
+        return msgspec.json.encode(out) + b"\n"
+    if number is not None:  # clients look for `error`, or for the type
+        out |= out["error"] | {"type": "error", "sequence_number": number}
+    name = b"event: error\n" if "type" in out else b""
+    return name + b"data: " + msgspec.json.encode(out) + b"\n\n"
 
 
 def headers(error: RequestError) -> list[tuple[str, str]]:

@@ -77,7 +77,6 @@ class ResponseWriter:
             job.keeps.append(self.store)
         self._values = values
         self._id, self._shown = job.work.request.id.removeprefix("req_"), shown(values)
-        self._num_events = 0
         self.items: list[OutputItem] = []
         self._open: tuple[str, int] | None = None  # kind and number of the call of the last item, where it goes on
         self.status = "in_progress"
@@ -151,8 +150,9 @@ class ResponseWriter:
         return msgspec.json.encode(self.response())
 
     def _event(self, kind: str, **values: object) -> bytes:
-        body = {"type": kind, "sequence_number": self._num_events} | values
-        self._num_events += 1
+        request = self.job.work.request
+        body = {"type": kind, "sequence_number": request.num_events or 0} | values
+        request.num_events = (request.num_events or 0) + 1
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(body))
 
     def opening(self) -> bytes:

@@ -22,6 +22,7 @@ from zse.server.work import OFF_LOOP_BYTES, maybe_in_thread
 def _read(app, request: APIRequest, body: dict) -> Any:
     """What answering.Reader gives. Raises RequestError."""
     values = check_responses(body)
+    request.num_events = 0
     for name in ("store", "previous_response_id"):
         if values[name] and app.database is None:
             raise unsupported(name, "responses are stored by a server with a database (--database PATH)")
