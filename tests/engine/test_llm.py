@@ -319,3 +319,17 @@ def test_nothing_runs_in_one_that_is_closed(model):
     for call in [*calls, lambda: llm.generate([[5]], GREEDY)]:
         with pytest.raises(EngineError, match="this LLM is closed"):
             call()
+
+
+def test_a_search_that_waited_for_the_disk_is_refused(tmp_path):
+    """Its first pages are there, and so it is read for before the scheduler sees how long it is."""
+    options = dict(device="cpu", threads=1, max_context=128, max_rows=1, page_size=16, cache_disk=str(tmp_path / "kv"))
+    model, ids = tiny_model.write(tmp_path / "tiny"), [3 + index % 140 for index in range(200)]
+    tiny_text.write(model)
+    with LLM(model, **options) as llm:
+        llm.generate([ids[:100]], SamplingParams(max_tokens=1))
+    with LLM(model, **options) as llm:
+        stream = llm.stream([5, 6], SamplingParams(max_tokens=2, temperature=0, ignore_eos=True))
+        with pytest.raises(RequestError, match="this model's context is 128 tokens; the request has 200"):
+            llm.beam_search([ids], BeamParams(max_tokens=4))
+        assert sum(len(delta.token_ids) for delta in stream) == 2 and not llm._engine.has_work

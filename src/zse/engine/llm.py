@@ -181,9 +181,8 @@ class LLM:
             self._tokenizer_error = error
 
     def _join_tokenizer(self) -> None:
-        thread, self._tokenizer_thread = self._tokenizer_thread, None
-        if thread is not None:
-            thread.join()
+        if self._tokenizer_thread is not None:
+            self._tokenizer_thread.join()
 
     # -- replies
 
@@ -224,8 +223,6 @@ class LLM:
     def _measure_prompts(self, ids: list[list[int]], params: "list[SamplingParams]", options: list) -> dict:
         """The Measured of those prompts whose log-probabilities are wanted, by index."""
         asked = [at for at, wanted in enumerate(params) if wanted.prompt_logprobs is not None]
-        if not asked:
-            return {}
         asks = [messages.Ask("logprobs", top=params[at].prompt_logprobs or 0) for at in asked]
         # Of a reply's options, as of the server's jobs: an adapter is refused, a form is the reply's.
         asked_options = [scheduling.RequestOptions(adapter=options[at].adapter) for at in asked]
@@ -280,8 +277,7 @@ class LLM:
                 code="invalid_value",
                 param="prompt_logprobs",
             )
-        # Submitted now, not at the first next(): a refusal is raised by the call that made it, and a stream that nobody
-        # reads ends its reply.
+        # Submitted now, not at the first next(): this call raises a refusal, and a stream that nobody reads ends its reply.
         stream = self._deltas(Reply(self, prompt, params, self._options_of(structure, adapter)))
         next(stream)
         return stream
@@ -319,8 +315,11 @@ class LLM:
         return scheduling.RequestOptions(structure=structure, adapter=adapter)
 
     def _step(self) -> None:
-        for output in self._engine.step():
-            self._streams[output.id].append(output)
+        for output in (outputs := self._engine.step()):
+            self._streams.get(output.id, deque()).append(output)
+        # A search whose prompt waited for the disk.
+        if refused := next((output.error for output in outputs if output.id not in self._streams), None):
+            raise refused
 
     # -- log-probabilities of given text
 
