@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 from cli_process import ENVIRONMENT
 
-from zse.bench.serving import RunningServer
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("engine", "models", "structured")]
+import tiny_encoders  # noqa: E402
+import tiny_model  # noqa: E402
+import tiny_text  # noqa: E402
+
+from zse.bench.serving import RunningServer  # noqa: E402
 
 
 @pytest.fixture
@@ -133,6 +138,20 @@ def test_the_gate_of_a_conversion_measures_as_the_target_computes(quant, zse, sm
     done = zse("convert", smollm2, str(tmp_path / "o.zse"), "--no-perplexity", *gate, code=2)
     assert "--no-perplexity" in done.stderr
     assert "is not a share" in zse("convert", smollm2, "o.zse", "--max-perplexity-change", "lots", code=2).stderr
+
+
+def test_conversions_measure_short_contexts_and_no_encoders(zse, tmp_path):
+    """A context below the measured text's 768 tokens, as most encoders have, ended the conversion."""
+    model = tiny_model.write(tmp_path / "tiny")
+    tiny_text.write(model)
+    words = ("--quant", "int8")
+    assert "perplexity" in zse("convert", str(model), str(tmp_path / "tiny.zse"), *words).stdout
+    (encoder := tmp_path / "bert").mkdir()
+    tiny_encoders.write("bert", encoder)
+    done = zse("convert", str(encoder), str(tmp_path / "bert.zse"), *words)
+    assert "the perplexity is not measured" in done.stderr and (tmp_path / "bert.zse").exists()
+    done = zse("convert", str(encoder), str(tmp_path / "b.zse"), *words, "--max-perplexity-change", "1%", code=2)
+    assert "perplexity 'of an encoder' is not supported" in done.stderr and not (tmp_path / "b.zse").exists()
 
 
 def test_a_damaged_file_is_one_line_with_the_offset(zse, smollm2, tmp_path):

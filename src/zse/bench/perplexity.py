@@ -53,6 +53,7 @@ the gulls forgot to be afraid of the dogs.
 """
 
 
+MOST_TOKENS = 768  # of a text
 # What a device computes with, by kind: what an engine on it would be started with. "weights": f32, so that the weights
 # alone make the difference.
 ACTIVATIONS: dict[str, dict[str, Any]] = {
@@ -63,7 +64,7 @@ ACTIVATIONS: dict[str, dict[str, Any]] = {
 
 
 def perplexity(
-    path: str | os.PathLike, max_tokens: int = 768, target: str = "weights", text: str | None = None
+    path: str | os.PathLike, max_tokens: int = MOST_TOKENS, target: str = "weights", text: str | None = None
 ) -> float:
     """exp of the mean negative log-probability of the first `max_tokens` tokens of `text` (default: TEXT), with the
     activations and the KV type of ACTIVATIONS. Loads the model at `path` and unloads it. Errors: those of LLM();

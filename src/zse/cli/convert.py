@@ -138,11 +138,12 @@ def _layout(wanted: str) -> str:
 
 
 def _evaluator(source, args):
-    """A function path → perplexity, or None (said once) when this version cannot run the model but can convert it.
-    UnsupportedError where a gate needs it."""
+    """A function path → perplexity; None (said once), UnsupportedError for a gate, where the model does not run or write."""
     try:
         with open_model(source) as opened:
-            read_config(opened)
+            config = read_config(opened)
+        if not config.causal:
+            raise UnsupportedError(f"{source}: perplexity", "of an encoder", ["of models that write text"])
     except UnsupportedError as error:
         if args.max_perplexity_change is not None:
             raise
@@ -158,7 +159,7 @@ def _evaluator(source, args):
     def evaluate(path: str) -> float:
         if not args.quiet:
             notice(f"measuring the perplexity of {path}")
-        found = perplexity.perplexity(path, target=target, text=text)
+        found = perplexity.perplexity(path, min(perplexity.MOST_TOKENS, config.max_context), target, text)
         if args.max_perplexity_change is not None:
             notice(f"perplexity of {path}: {found:.4f}, with the activations of a {target.upper()}")
         return found
