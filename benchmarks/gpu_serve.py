@@ -12,7 +12,8 @@ For each type a model of Qwen2.5-7B's shape with random weights is made (make_ra
     default the same with no option of zse serve at all, and a burst: 1,000 requests of 1,024 tokens at once, none refused
     mix     MIX (clients, tokens in and out) with no option of zse serve, the clients in four processes
     checkpoints  starts of an AWQ directory, and of a bf16 directory as it is and with --quantize fp8, int4, int8; not by type
-    swap    two models of which one fits (--max-loaded 1): request for the other one → first token, with a parked engine
+    swap    two models of which one fits (--max-loaded 1): request for the other one → first token, with an engine that has
+            been parked for 3 s, and with one that was parked just now
 
 Every server is ended by its pid. A server that dies, or a part that is over its share of --budget-seconds, ends the
 part with a line that says so. vLLM's figures are those of vLLM 0.26.0 on an H200 (benchmarks/LOG.md).
@@ -100,6 +101,8 @@ CHECKPOINTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "as it is": ("hf-bf16", ()),
     **{f"to {quant}": ("hf-bf16", ("--quantize", quant)) for quant in ("fp8", "int4", "int8")},
 }
+# How long an engine is parked before the request comes: at once its files are not registered yet.
+SWAPS = {3.0: "swap", 0.0: "swap at once"}
 READ_BYTES_S = 4.35e12  # of an H200's memory, measured
 READERS, READ_BYTES = 8, 2 << 20  # of the disk's speed: as the loader reads
 
@@ -332,22 +335,24 @@ def measure_swap(path: str, own, deadline: float, into: dict[str, float]) -> Non
         [path, twin], own, "--max-context", "8192", "--max-rows", "1", "--max-loaded", "1", "--spare-engines", "1"
     ) as server:
         server.first_token(deadline)
-        seconds = []
-        for number in range(6):
-            while "zse_parked_engines 1" not in server.get("/metrics"):
-                server.check(deadline)
-                time.sleep(0.01)
-            start = time.perf_counter()
-            server.stream_first(names[(number + 1) % 2], deadline)
-            seconds.append(time.perf_counter() - start)
-        print(
-            f"{os.path.basename(path)}: request for a model that is not loaded → first token, s: "
-            f"{', '.join(f'{value:.3f}' for value in seconds)}; in the server, ms: "
-            f"{server.metric('zse_model_load_seconds', 1000)}; engine "
-            f"{server.metric('zse_engine_phase_seconds', 1000)}",
-            flush=True,
-        )
-        into["swap s"] = statistics.median(seconds)
+        for pause_s, name in SWAPS.items():
+            seconds = []
+            for number in range(6):
+                while "zse_parked_engines 1" not in server.get("/metrics"):
+                    server.check(deadline)
+                    time.sleep(0.01)
+                time.sleep(pause_s)
+                start = time.perf_counter()
+                server.stream_first(names[(number + 1) % 2], deadline)
+                seconds.append(time.perf_counter() - start)
+            print(
+                f"{os.path.basename(path)}: {name}: request for a model that is not loaded → first token, s: "
+                f"{', '.join(f'{value:.3f}' for value in seconds)}; in the server, ms: "
+                f"{server.metric('zse_model_load_seconds', 1000)}; engine "
+                f"{server.metric('zse_engine_phase_seconds', 1000)}",
+                flush=True,
+            )
+            into[f"{name} s"] = statistics.median(seconds)
 
 
 class Server:

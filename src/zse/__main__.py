@@ -1,10 +1,10 @@
 """python -m zse, and the command `zse`."""
 
+import _signal as signal  # built in: the other one imports enum, 4 ms in which a Ctrl-C would be told as a traceback
 import _thread
 import codecs
 import io
 import os
-import signal
 import sys
 import time
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from zse.engine.messages import (
+    Expect,
     Fatal,
     FrameReader,
     FromEngine,
@@ -70,6 +71,7 @@ def park():
 def test_a_parked_engine_becomes_that_of_a_model(park, model):
     parking = park()
     assert isinstance(parking.receive(), Parked)
+    parking.send(Expect([str(model)], None))  # a CPU has nothing to make ready
     parking.load(model, "--max-context", "64", "--max-rows", "2")
     ready = parking.receive()
     assert isinstance(ready, Ready) and (ready.max_context, ready.max_rows) == (64, 2)

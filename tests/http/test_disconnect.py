@@ -97,6 +97,7 @@ def note_ports(server, ports: dict[int, int]) -> None:
     server.engine.submit = noted
 
 
+@pytest.mark.timed(alone=False)
 def test_random_disconnects_leave_nothing(scheduled, tmp_path):
     """ZSE_TEST_DISCONNECTS of them (10,000 take some minutes): nothing stays, and the scheduler knows within 100 ms."""
     count = int(os.environ.get("ZSE_TEST_DISCONNECTS", "300"))

@@ -20,6 +20,7 @@ from zse.engine.messages import (
     Ask,
     Cancel,
     Cancelled,
+    Expect,
     Failed,
     Fatal,
     FrameSocket,
@@ -208,6 +209,10 @@ def main(arguments: list[str]) -> int:
             messages = sock.receive(None)
             if messages is None:
                 return 0
+            for message in messages:
+                if isinstance(message, Expect) and "--expects" in options:
+                    with open(options["--expects"], "a") as file:
+                        file.write(f"{' '.join(message.paths)} {message.max_bytes}\n")
             load = next((message for message in messages if isinstance(message, LoadModel)), None)
         options |= dict(zip(load.arguments[::2], load.arguments[1::2], strict=True))
     if "--fits-beside" in options and os.path.exists(options["--fits-beside"]):

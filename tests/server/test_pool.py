@@ -14,6 +14,7 @@ from harness import FAKE_ENGINE, Harness, chat_body, request, wait_for
 from zse.engine import client as engine_client
 from zse.engine.process import spawn
 from zse.server import pool as pools
+from zse.server import spares
 from zse.server.pool import ModelPool
 from zse.server.served import ModelSpec, Served
 
@@ -288,22 +289,39 @@ def test_idle_models_are_unloaded_and_come_back(start):
 
 def test_a_load_goes_into_a_parked_engine(start):
     server = start({"a": "", "b": "", "c": ""}, spares=1)
-    wait_for(lambda: server.call(lambda: server.pool.spares_ready) == 1)
+    wait_for(lambda: server.call(lambda: server.pool.spares.ready) == 1)
     parked = server.spawned[-1]
     assert said(server.ask("b")) == "hi"
-    assert server.served("b").engine._process is parked and server.pool.num_spare_loads == 1
-    wait_for(lambda: server.call(lambda: server.pool.spares_ready) == 1)
+    assert server.served("b").engine._process is parked and server.pool.spares.num_loads == 1
+    wait_for(lambda: server.call(lambda: server.pool.spares.ready) == 1)
     assert len(server.spawned) == 3, "another one is parked"
     text = server.get("/metrics").body.decode()
     assert "zse_parked_engines 1\n" in text and "zse_parked_engine_loads_total 1\n" in text
     assert 'zse_model_loads_total{model="b"} 1\n' in text and 'zse_model_state{model="c",state="unloaded"} 1\n' in text
 
 
+@pytest.mark.parametrize("bound", [None, 0, 1 << 30])
+def test_a_parked_engine_is_told_what_it_may_become(start, tmp_path, bound):
+    """Those that are not loaded first, of them the one that was used last."""
+    told = tmp_path / "told"
+    server = start(dict.fromkeys("abc", ""), spares=1, max_loaded=2, expect_bytes=bound, park=f"--expects {told}")
+    if bound == 0:
+        wait_for(lambda: server.call(lambda: server.pool.spares.ready) == 1)
+        time.sleep(0.6)
+        assert not told.exists()
+        return
+    wait_for(lambda: told.exists() and told.read_text() in (f"c b a {bound}\n", f"b c a {bound}\n"))
+    assert said(server.ask("c")) == "hi"
+    wait_for(lambda: told.read_text().endswith(f"\nb a c {bound}\n"))
+    assert said(server.ask("b")) == "hi"
+    wait_for(lambda: told.read_text().endswith(f"\na b c {bound}\n"))
+
+
 def test_parked_engines_that_die_are_replaced(start):
     server = start({"a": "", "b": ""}, spares=2)
-    wait_for(lambda: server.call(lambda: server.pool.spares_ready) == 2)
+    wait_for(lambda: server.call(lambda: server.pool.spares.ready) == 2)
     os.kill(server.spawned[-1].pid, signal.SIGKILL)
-    wait_for(lambda: len(server.spawned) == 4 and server.call(lambda: server.pool.spares_ready) == 2)
+    wait_for(lambda: len(server.spawned) == 4 and server.call(lambda: server.pool.spares.ready) == 2)
     # One that died unnoticed is not taken into use.
     for process in server.spawned[1:]:
         if process.poll() is None:
@@ -313,8 +331,8 @@ def test_parked_engines_that_die_are_replaced(start):
 
 def test_parking_is_given_up_when_it_never_works(start, caplog):
     server = start({"a": "", "b": ""}, spares=1, park="--park-fatal no_device")
-    wait_for(lambda: server.pool._num_spares == 0, 10)
-    assert len(server.spawned) <= 1 + pools.SPARE_BUDGET
+    wait_for(lambda: server.pool.spares.wanted == 0, 10)
+    assert len(server.spawned) <= 1 + spares.SPARE_BUDGET
     assert "a parked engine ended with exit code 2: no_device" in caplog.text
     assert said(server.ask("b")) == "hi"
 
@@ -322,7 +340,7 @@ def test_parking_is_given_up_when_it_never_works(start, caplog):
 def test_an_engine_that_dies_is_replaced_by_a_parked_one(start):
     server = start({"a": "", "b": ""}, spares=1)
     said(server.ask("b"))
-    wait_for(lambda: server.call(lambda: server.pool.spares_ready) == 1)
+    wait_for(lambda: server.call(lambda: server.pool.spares.ready) == 1)
     parked = server.spawned[-1]
     assert server.ask("b", "!crash=0").error["code"] == "engine_restarting"
     wait_for(lambda: server.states()["b"] == "loaded")

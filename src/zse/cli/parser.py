@@ -240,4 +240,9 @@ def memory_size(text: str) -> int:
     return int(value)
 
 
-SIZE = ReadBy(memory_size, "SIZE")
+def some_memory(text: str) -> int:
+    """argparse type: as memory_size, or 0."""
+    return 0 if text.strip() == "0" else memory_size(text)
+
+
+SIZE, SIZE_OR_0 = ReadBy(memory_size, "SIZE"), ReadBy(some_memory, "SIZE")

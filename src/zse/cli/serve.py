@@ -17,7 +17,7 @@ from zse.cli.options import (
     values_of,
     words_of,
 )
-from zse.cli.parser import CONFIG, FLAG, SIZE, SWITCH, Amount, Many, Parser, add, arg, option
+from zse.cli.parser import CONFIG, FLAG, SIZE_OR_0, SWITCH, Amount, Many, Parser, add, arg, option
 from zse.engine import node, worker
 from zse.engine import process as engine_process
 from zse.engine.metrics import since_exec_clock
@@ -84,10 +84,10 @@ ARGUMENTS = (
     ),
     option(
         "--keep-in-memory",
-        SIZE,
+        SIZE_OR_0,
         "lock the files of models that were unloaded in memory, the last ones up to this size, so that the next load need "
-        "not read the disk (default: what the system's page cache keeps)",
-        0,
+        "not read the disk; 0: nothing (default: what the system's page cache keeps, of which a parked engine of a GPU makes "
+        "ready a quarter of the memory that is available)",
     ),
     option("--max-loaded", Amount(int, 1), "models that may be loaded at once (default: what memory holds)"),
     option(

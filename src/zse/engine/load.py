@@ -88,7 +88,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             whole = plan.config if plan.share is None else plan.share.whole
             draft = draft_model.plan_drafts(config, source, whole, device.kernels)
         # A CPU's threads read while the memory is counted and the engine built (25 ms). A GPU's driver gives no memory
-        # while it registers a file's pages (90 ms for 4 GB): memory comes first there.
+        # while it registers a file's pages (90 ms for 4 GB): memory comes first there, unless they are registered.
         early = device.shares_memory and sum(plan.memory_bytes.values()) <= (config.max_memory or device.memory_total)
         if early:
             ahead.stop()
@@ -98,7 +98,8 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         plan = planned.model
         _tell(planned, on_plan)
         if model is None:
-            model = model_load.load_model(device, plan, start=False, verify_weights=config.verify_weights)
+            early = device.registered is not None and device.registered.hold(source.files)
+            model = model_load.load_model(device, plan, start=early, verify_weights=config.verify_weights)
         engine = _build(planned.config, device, model, plan, tower, ranks)
         if planned.config.cache_disk is not None:
             disk_opening.open_disk_tier(engine, planned.config, source, config.quantize, ranks)

@@ -87,6 +87,14 @@ class LoadModel(msgspec.Struct, tag_field="kind", tag=True):
     arguments: list[str]
 
 
+class Expect(msgspec.Struct, tag_field="kind", tag=True):
+    """server → a parked engine, not answered: it may become the engine of one of these models, rather of the first ones. It makes ready what lies
+    in memory of their files, at most max_bytes (None: its own bound)."""
+
+    paths: list[str]
+    max_bytes: int | None
+
+
 class LoadAdapter(msgspec.Struct, tag_field="kind", tag=True):
     """server → engine: read the PEFT folder `path`. Answered by AdapterLoaded or Failed. `id` as of Submit."""
 
@@ -285,7 +293,7 @@ class Heartbeat(msgspec.Struct, tag_field="kind", tag=True):
     counters: dict[str, float] = {}
 
 
-ToEngine = Submit | Cancel | LoadModel | LoadAdapter | UnloadAdapter | DropSession | Shutdown
+ToEngine = Submit | Cancel | LoadModel | Expect | LoadAdapter | UnloadAdapter | DropSession | Shutdown
 FromEngine = (
     Ready | Parked | AdapterLoaded | Tokens | StepTokens | Measured | Searched | Failed | Cancelled | Fatal | Heartbeat
 )

@@ -23,12 +23,14 @@ WORKER = ("-S", "-P", "-m", "zse.engine.worker")
 class EngineProcess:
     """A started engine: its pid and the server's end of the socket pair. `started`: time.monotonic().
 
-    load: for a parked engine that is taken into use, the arguments of the LoadModel message that it gets first.
+    load: for a parked engine that is taken into use, the arguments of the LoadModel message that it gets first. expects: the models that it was told
+    it may become.
     """
 
     def __init__(self, pid: int, sock: socket.socket):
         self.pid, self.sock, self.started = pid, sock, time.monotonic()
         self.load: list[str] | None = None
+        self.expects: list[str] = []
         self._status: int | None = None
 
     @property

@@ -13,13 +13,14 @@ import sys
 from time import perf_counter
 
 from zse import lazy
-from zse.engine import follow, load, messages, ranks, serving
+from zse.engine import follow, load, messages, ranks, registered_files, serving
 from zse.engine.metrics import Phases, since_exec_clock
 from zse.errors import DeviceLost, DeviceMemoryError, EngineError, ZSEError, missing_package
 from zse.lazy import logging
 from zse.runtime import opening
 
 SWITCH_INTERVAL_S = 0.0002
+REGISTER_PAUSE_S = 0.005  # between chunks of files: other processes' drivers have their turn
 
 
 def main(arguments: list[str], build=None, clock=None) -> int:
@@ -112,16 +113,20 @@ def _wait_for_load(socket, options: list[str], phases):
     gc.collect()
     gc.freeze()
     socket.send(messages.Parked(phases_ms=phases.ms))
+    opened = device.result()
+    files = registered_files.RegisteredFiles(opened) if opened.locks_memory else None
     while True:
-        received = socket.receive(None)
+        received = socket.receive(REGISTER_PAUSE_S if files is not None and files.register_next() else None)
         if received is None:
             break
         start = perf_counter()
         for message in received:
             if isinstance(message, messages.LoadModel):
                 return message.arguments, Phases(lambda: perf_counter() - start), (device,)
-        if received:
-            break  # Shutdown
+            if files is not None and isinstance(message, messages.Expect):
+                files.want(message.paths, message.max_bytes)
+        if any(isinstance(message, messages.Shutdown) for message in received):
+            break
     device.result().close()
     return None
 

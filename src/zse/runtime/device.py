@@ -319,8 +319,7 @@ class Device:
     """Multiprocessors: groups of blocks that run side by side."""
     shared_bytes: int = 0
     """Most shared memory of one block, in bytes."""
-    l2_bytes: int = 0
-    """Bytes of the last cache before memory; 0: unknown."""
+    l2_bytes: int = 0  # of the last cache before memory; 0: unknown
     shares_memory: bool = True
     """Device memory is the host's: buffers have views, and a Staging is one memory."""
     runs_ahead: bool = False
@@ -335,6 +334,7 @@ class Device:
     """Its own kernels make weights of what files hold otherwise, while they are loaded."""
     locks_memory: bool = False
     """What it copies from and to of the host's memory is page-locked, which takes time: it is to be had before it is used."""
+    registered: "Any" = None  # a GPU's: the RegisteredFiles (zse.engine) that its next load has, or None
     shares_buffers: bool = False
     """Processes of other devices can be given its buffers (zse.runtime.gpu_memory.export_buffer)."""
     supports_capture: bool = False

@@ -368,6 +368,8 @@ class GPUDevice(PackedGPU):
                 load.cancel()
             self.tidy_loads()
             if self.driver.lost is None:
+                if self.registered is not None:
+                    self.registered.close()
                 self.synchronize()
                 for graph in list(self._graphs):
                     graph.close()

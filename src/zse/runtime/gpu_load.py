@@ -33,7 +33,12 @@ class GPULoad(BackgroundLoad):
 
     def __init__(self, device: "GPUDevice", jobs: "Sequence[LoadJob]", threads: int):
         self._gpu = device
+        registered = device.registered if device.can_register else None
+        found = [] if registered is None else registered.take()
+        self._kept = (native.LoadKept * len(found))(*found)
         super().__init__(device, jobs, threads)
+        if registered is not None:
+            registered.given()
         device._loads.add(self)
 
     def _options(self, threads: int) -> native.LoadOptions:
@@ -59,6 +64,8 @@ class GPULoad(BackgroundLoad):
             warm_percent=WARM_PERCENT,
             register_flags=REGISTER_READ_ONLY,
             slow_us=SLOW_US if threads >= READERS and len(allowed_cpus()) >= READERS else 0,
+            kept=ctypes.addressof(self._kept),
+            num_kept=len(self._kept),
         )
 
     @property

@@ -83,6 +83,12 @@ class LoadOutput(ctypes.Structure):
     _fields_ = fields("u64 address", "i64 nbytes", "u32 slot reserved")
 
 
+class LoadKept(ctypes.Structure):
+    """A file that is registered before its load: what it is, how many chunks of it, and where it is mapped."""
+
+    _fields_ = fields("u64 device inode", "i64 nbytes changed_ns num_chunks", "pointer map")
+
+
 class LoadOptions(ctypes.Structure):
     _fields_ = fields(
         "i64 chunk_bytes window_bytes slot_bytes",
@@ -90,6 +96,8 @@ class LoadOptions(ctypes.Structure):
         "i32 threads warm_percent",
         "u32 register_flags slow_us",
         "i32 sums ahead",
+        "pointer kept",
+        "i64 num_kept",
     )
 
 

@@ -81,7 +81,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
         reload: reads the configuration again: (fields of these options that may change, lines for the log); None: there is none to
             read. Raises ConfigError.
         copies: makes a copies.ConvertedCopies; None: models are loaded from their own files.
-        keep_in_memory: bytes of the files of models that were unloaded.
+        keep_in_memory: bytes of the files of models that were unloaded; None: those that parked engines make ready.
         when_ready: called a second after the first model is, when first requests are through."""
 
     models: tuple[ModelSpec, ...]
@@ -121,7 +121,7 @@ class ServeOptions(msgspec.Struct, frozen=True):
     since_exec: Callable[[], float] = time.process_time
     when_ready: Callable[[], None] | None = None
     copies: Callable[[], Any] | None = None
-    keep_in_memory: int = 0
+    keep_in_memory: int | None = None
     log_level: str | None = None
     log_format: str | None = None
     traces: str | None = None
@@ -198,6 +198,7 @@ class _Serving:
             tries_again=not options.exits_on_failure,
             copies=options.copies,
             resident=resident.ResidentFiles(options.keep_in_memory) if options.keep_in_memory else None,
+            expect_bytes=options.keep_in_memory,
             on_failure=end,
         )
         self._engine = self._pool.default.engine

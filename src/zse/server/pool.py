@@ -13,11 +13,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from zse.engine.client import DOWN, READY, STARTING, UNLOADED, EngineClient, EngineStartError, shutting_down_error
-from zse.engine.messages import Fatal, FrameReader, FromEngine, Ready
+from zse.engine.messages import Ready
 from zse.engine.process import EngineProcess
 from zse.errors import EngineError, RequestError, ZSEError
 from zse.server.errors import APIError
 from zse.server.served import ModelSpec, ReadBytes, Served, stamp
+from zse.server.spares import ParkedEngines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ log = logging.getLogger("zse.server")
 TICK_S = 0.25
 BEHIND_S = 3.0  # behind an unload: for what is to make the next load quicker
 RETRY_S = 2.0  # after a load that failed, a request tries again; sooner ones get the same answer
-SPARE_BUDGET, SPARE_WINDOW_S = 5, 600.0  # parked engines that may die within the window before they are given up
 
 
 class ModelPool:
@@ -46,6 +46,7 @@ class ModelPool:
         tries_again: an engine that died too often is tried again later.
         copies: makes what takes and makes converted copies of models, when it is first asked for; None: nothing does.
         resident: keeps the files of models that were unloaded in memory; None: the system as it likes.
+        expect_bytes: of files that a parked engine may make ready for its GPU; None: its own bound.
         on_failure: called with an error that says why when every model's engine has died too often."""
 
     def __init__(
@@ -61,6 +62,7 @@ class ModelPool:
         tries_again: bool = False,
         copies: "Callable[[], ConvertedCopies] | None" = None,
         resident: "ResidentFiles | None" = None,
+        expect_bytes: int | None = None,
         on_failure: Callable[[EngineError], None] = lambda error: None,
     ):
         self._tries_again, self._on_failure = tries_again, on_failure
@@ -68,11 +70,9 @@ class ModelPool:
         self.models = [self._served(spec) for spec in models]
         self._removed: list[Served] = []  # whose requests, or engines, have not ended yet
         self.draining = False
-        self.num_spare_loads = 0
-        self._load_text, self._spawn, self._park = load_text, spawn, park
-        self._num_spares, self.idle_s, self._max_loaded = spares, idle_s, max_loaded
-        self._spares: list[EngineProcess] = []
-        self._spare_deaths: list[float] = []
+        self._load_text, self._spawn = load_text, spawn
+        self.idle_s, self._max_loaded = idle_s, max_loaded
+        self.spares = ParkedEngines(spares, park, expect_bytes)
         self.by_name = {name: model for model in self.models for name in model.spec.names}
         self._task: asyncio.Task | None = None
         self._memory = asyncio.Lock()  # one load at a time decides who has to go
@@ -97,11 +97,6 @@ class ModelPool:
     @property
     def _all(self) -> list[Served]:
         return [*self.models, *self._removed]
-
-    @property
-    def spares_ready(self) -> int:
-        """Parked engines that are up."""
-        return sum(spare.is_parked for spare in self._spares)
 
     def adopt(self, process: EngineProcess, text: asyncio.Future) -> None:
         """The default model's engine and text are being loaded already."""
@@ -239,6 +234,7 @@ class ModelPool:
         try:
             if self._copies is not None:
                 words = await asyncio.to_thread(self._copies.arguments, words)
+            model.reads = _model_of(words, model)
             while True:
                 async with self._memory:
                     if model.num_ends != ends:
@@ -345,29 +341,23 @@ class ModelPool:
         if self._copies is not None and is_served:
             self._copies.begin([model.spec.path] if not model.spec.adapters else [])
             words = self._copies.arguments(words)
+        model.reads = _model_of(words, model)
         if self.resident is not None and is_served:
-            self.resident.hold(model.name, dict(zip(words[::2], words[1::2])).get("--model", model.spec.path))
+            self.resident.hold(model.name, model.reads)
         elif self.resident is not None:
             self.resident.release(model.name)
 
     def take_process(self, arguments: list[str]) -> EngineProcess:
-        """A parked engine for these arguments, preferably one that is up, or a new one."""
-        for spare in sorted(self._spares, key=lambda spare: not spare.is_parked):
-            self._spares.remove(spare)
-            if spare.poll() is None:
-                spare.load = arguments
-                self.num_spare_loads += 1
-                return spare
-            self._count_death(spare)
+        """A parked engine for these arguments, or a new one."""
         assert self._spawn is not None
-        return self._spawn(arguments)
+        return self.spares.take(arguments) or self._spawn(arguments)
 
     # -- in the background
 
     def start(self) -> None:
         """From now on keep parked engines and evict idle models. Call it once the first models are loaded or
         loading."""
-        if self._num_spares or self.idle_s is not None:
+        if self.spares.wanted or self.idle_s is not None:
             self._look_after()
 
     def _look_after(self) -> None:
@@ -376,34 +366,20 @@ class ModelPool:
 
     def limit(self, spares: int, idle_s: float | None, max_loaded: int | None) -> None:
         """Other bounds from now on; a model that is loaded already stays until it is idle or room is needed."""
-        self._num_spares, self.idle_s, self._max_loaded = spares, idle_s, max_loaded
+        self.spares.wanted, self.idle_s, self._max_loaded = spares, idle_s, max_loaded
         self.start()
 
     async def _maintain(self) -> None:
         while True:
-            self._replace_spares()
+            self.spares.replace(all(model.changing is None for model in self._all))
+            self.spares.tell(self._expected())
             self._evict_idle(time.monotonic())
             await asyncio.sleep(TICK_S)
 
-    def _replace_spares(self) -> None:
-        for spare in [spare for spare in self._spares if spare.poll() is not None]:
-            self._spares.remove(spare)
-            self._count_death(spare)
-        # A load that is going on should have the machine for itself.
-        if self._park is None or any(model.changing is not None for model in self._all):
-            return
-        while len(self._spares) < self._num_spares:
-            self._spares.append(self._park())
-
-    def _count_death(self, spare: EngineProcess) -> None:
-        now = time.monotonic()
-        reason = _fatal_message(spare)
-        spare.sock.close()
-        self._spare_deaths = [at for at in self._spare_deaths if now - at < SPARE_WINDOW_S] + [now]
-        log.error("a parked engine ended with exit code %s%s", spare.poll(), reason)
-        if len(self._spare_deaths) >= SPARE_BUDGET and self._num_spares:
-            self._num_spares = 0
-            log.error("no engine is parked any more: %d of them ended within %.0f s", SPARE_BUDGET, SPARE_WINDOW_S)
+    def _expected(self) -> list[str]:
+        """What engines read of the models that may be loaded next: those that are not loaded, the one that was used last first, then the others."""
+        waiting = sorted((m for m in self.models if m.engine.state == UNLOADED), key=lambda model: -model.last_used)
+        return [model.reads for model in (*waiting, *(m for m in self.models if m not in waiting))]
 
     def _evict_idle(self, now: float) -> None:
         for model in self.models:
@@ -446,9 +422,7 @@ class ModelPool:
         self.draining = True
         if self._task is not None:
             self._task.cancel()
-        for spare in self._spares:
-            spare.kill()
-            spare.sock.close()
+        self.spares.close()
         await asyncio.gather(*(model.engine.stop() for model in self._all))
         for model in self._all:
             if model.changing is not None:
@@ -456,14 +430,18 @@ class ModelPool:
 
     def kill(self) -> None:
         """Immediately, for the second signal."""
-        for spare in self._spares:
-            spare.kill()
+        self.spares.kill()
         for model in self._all:
             model.engine.kill()
 
     def fail_requests(self, error: RequestError) -> None:
         for model in self._all:
             model.engine.fail_requests(error)
+
+
+def _model_of(words: list[str], model: Served) -> str:
+    """What an engine with these arguments reads."""
+    return dict(zip(words[::2], words[1::2])).get("--model", model.spec.path)
 
 
 def _check_started(model: Served) -> None:
@@ -479,13 +457,3 @@ def _unloaded_error() -> RequestError:
 def _for_administrator(model: Served, error: Exception) -> str:
     """One line without the place of the model's files."""
     return " ".join(str(error).replace(model.spec.path, model.name).split())
-
-
-def _fatal_message(process: EngineProcess) -> str:
-    """: MESSAGE" of the Fatal that a process sent before it ended; "" where it sent none."""
-    try:
-        process.sock.setblocking(False)
-        messages = FrameReader(FromEngine).feed(process.sock.recv(1 << 16))
-    except (OSError, EngineError):
-        return ""
-    return "".join(f": {message.message}" for message in messages if isinstance(message, Fatal))

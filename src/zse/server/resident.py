@@ -8,16 +8,14 @@ import os
 import resource
 import threading
 from collections import OrderedDict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from zse.errors import ConfigError
 from zse.formats import store
-from zse.lazy import ctypes
-from zse.runtime import probe
+from zse.runtime import mappings, probe
 
 log = logging.getLogger("zse.server")
 
-_PROT_READ, _MAP_SHARED, _MAP_FAILED = 1, 1, (1 << 64) - 1
 LEFT_BYTES = 512 << 20  # of what is available, for everything else
 
 
@@ -45,11 +43,6 @@ class ResidentFiles:
                 f"--keep-in-memory: this user may lock {hard >> 10} KiB of memory (ulimit -l), not {max_bytes >> 10}; raise it "
                 "(LimitMEMLOCK=infinity in the unit, --ulimit memlock=-1 of a container), or ask for less"
             ) from None
-        self._c: Any = ctypes.CDLL(None, use_errno=True)
-        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        self._c.mmap.restype = pointer
-        self._c.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_int64]
-        self._c.mlock.argtypes = self._c.munmap.argtypes = [pointer, size]
 
     @property
     def num_bytes(self) -> int:
@@ -97,20 +90,21 @@ class ResidentFiles:
     def _release(self, name: str) -> None:
         held = self._held.pop(name, None)
         for place in [] if held is None else held.places:
-            self._c.munmap(*place)
+            mappings.unmap(*place)
 
     def _lock(self, files: list[str]) -> list[tuple[int, int]]:
         """Addresses and bytes of their mappings. Raises OSError and leaves none then."""
         places: list[tuple[int, int]] = []
-        for file in files:
-            with open(file, "rb") as opened:
-                size = os.fstat(opened.fileno()).st_size
-                address = self._c.mmap(None, size, _PROT_READ, _MAP_SHARED, opened.fileno(), 0) if size else None
-            if address not in (None, _MAP_FAILED):
-                places.append((address, size))
-            if size and (address in (None, _MAP_FAILED) or self._c.mlock(address, size)):
-                number = ctypes.get_errno()
-                for place in places:
-                    self._c.munmap(*place)
-                raise OSError(number, os.strerror(number))
+        try:
+            for file in files:
+                with open(file, "rb") as opened:
+                    size = os.fstat(opened.fileno()).st_size
+                    if size:
+                        places.append((mappings.map_file(opened.fileno(), size), size))
+                if size and mappings.library().mlock(*places[-1]):
+                    raise mappings.failed()
+        except OSError:
+            for place in places:
+                mappings.unmap(*place)
+            raise
         return places

@@ -69,7 +69,7 @@ def stamp(path: str) -> list[tuple[str, int, int, int]]:
 
 class Served:
     """One model. engine: the client of its engine process, also while it is not loaded. text: tokenizer and template,
-    once somebody needed them. files: the stamp of what they were read from. users: requests that hold it. changing: the load or eviction that is under way. keep_s:
+    once somebody needed them. reads: what its engine reads, a converted copy perhaps. files: the stamp of what they were read from. users: requests that hold it. changing: the load or eviction that is under way. keep_s:
     without requests it stays loaded for so long, math.inf: for ever; None: as long as the pool says. problem: why its
     last load failed, for an administrator. reading: of a load on demand that goes on. num_ends: times that it was
     unloaded with its requests. revision: of its files, once vectors of documents asked for it."""
@@ -77,6 +77,7 @@ class Served:
     def __init__(self, spec: ModelSpec, engine: EngineClient):
         self.spec, self.engine = spec, engine
         self.text: asyncio.Future | None = None
+        self.reads = spec.path
         self.files = stamp(spec.path)
         self.users = self.num_loads = self.num_evictions = self.num_requests = self.num_ends = 0
         self.load_ms = 0.0  # of the last load, from the request to Ready

@@ -200,11 +200,7 @@ static void unpin(zse_load *load) {
 /* Direct jobs through mappings of their files, beside them the kernels' through the ring. 0: nothing is done, the files are to be
  * read. */
 static int load_mapped(zse_load *load) {
-    int64_t visits = 1;
     if (!load_map(load)) return 0;
-    /* With a window a chunk may be registered again for each job that touches it. */
-    for (int64_t i = 0; i < load->num_jobs; i++) visits += load->jobs[i].nbytes / load->options.chunk_bytes + 2;
-    if (!(load->pinned = malloc((size_t)visits * sizeof *load->pinned))) return 0;
     load->result.mapped = 1;
     if (start_workers(load, (struct piece){0}, 0)) return 1;
     struct piece rest = load_copy_mapped(load);
@@ -244,7 +240,7 @@ static void *manager_main(void *argument) {
     pthread_mutex_unlock(&load->lock);
     load_unregister(load);
     for (int64_t i = 0; i < load->num_files; i++)
-        if (load->files[i].map) munmap(load->files[i].map, (size_t)(load->files[i].end - load->files[i].base));
+        if (load->files[i].map) munmap(load->files[i].map, (size_t)load->files[i].mapped);
     unpin(load);
     atomic_store(&load->tidy, 1);
     return NULL;
@@ -260,7 +256,7 @@ static void release(zse_load *load) {
     pthread_mutex_destroy(&load->lock);
     pthread_cond_destroy(&load->changed);
     pthread_cond_destroy(&load->stepped);
-    void *owned[] = {load->files, load->sums, load->jobs, load->args, load->outputs, load->steps, load->pieces, load->events, load->pinned, load};
+    void *owned[] = {load->files, load->sums, load->jobs, load->args, load->outputs, load->steps, load->pieces, load->events, load->kept, load->pinned, load};
     for (size_t i = 0; i < sizeof owned / sizeof *owned; i++) free(owned[i]);
 }
 
@@ -268,7 +264,7 @@ zse_load *zse_load_start(const zse_gpu_driver *driver, const zse_load_options *o
                          const uint64_t *args, int64_t num_args, const zse_load_output *outputs, int64_t num_outputs,
                          const zse_load_step *steps, int64_t num_steps, int32_t *error) {
     *error = ZSE_EINVAL;
-    if (num_jobs < 0 || num_args < 0 || num_outputs < 0 || num_steps < 0 || options->threads < 1 || options->threads > 1024) return NULL;
+    if (num_jobs < 0 || options->num_kept < 0 || (options->num_kept && (!driver || options->chunk_bytes <= 0)) || num_args < 0 || num_outputs < 0 || num_steps < 0 || options->threads < 1 || options->threads > 1024) return NULL;
     if ((driver && options->sums) || !driver != !options->pin || options->slot_bytes < 4096 || options->slot_bytes % ALIGN || options->chunk_bytes % PAGE_MAX) return NULL;
     for (int64_t i = 0; i < num_jobs; i++) {
         const zse_load_job *job = &jobs[i];
@@ -303,10 +299,10 @@ zse_load *zse_load_start(const zse_gpu_driver *driver, const zse_load_options *o
     load->steps = zse_copied(steps, num_steps, sizeof *steps);
     load->num_steps = num_steps;
     load->events = zse_copied(options->events, driver ? options->threads * SLOTS + 1 : 0, sizeof *load->events);
-    load->files = calloc(num_jobs ? (size_t)num_jobs : 1, sizeof *load->files);
+    load->files = calloc((size_t)(num_jobs + options->num_kept + 1), sizeof *load->files);
     load->sums = options->sums ? calloc(num_jobs ? (size_t)num_jobs : 1, sizeof *load->sums) : NULL;
     load->result.job = -1;
-    int has_all = load->jobs && load->args && load->outputs && load->steps && load->events && load->files;
+    int has_all = load->jobs && load->args && load->outputs && load->steps && load->events && load->files && load_take_kept(load);
     if (has_all && (load->sums || !options->sums)) {
         if (!pthread_create(&load->manager, NULL, manager_main, load)) {
             *error = ZSE_OK;

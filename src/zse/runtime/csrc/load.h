@@ -13,9 +13,11 @@
 
 /* A file of the load: its mapping, and what of each chunk is needed. */
 struct file {
-    int32_t fd;
+    int32_t fd; /* below 0: kept, and no job needs it so far */
     int64_t base, end, num_chunks; /* base: page-aligned offset of the mapping; end: of the file's last needed byte */
     char *map;
+    int64_t mapped; /* bytes */
+    const zse_load_kept *kept; /* as it was registered before, or NULL */
     int64_t *low, *high; /* needed bytes of each chunk, from base; low < 0 once registered */
 };
 
@@ -42,6 +44,7 @@ struct zse_load {
     int64_t num_steps, num_launched; /* the steps before num_launched are launched */
     struct file *files;
     int64_t num_files;
+    zse_load_kept *kept;
     struct pinned *pinned; /* of them those from first_pinned on are registered */
     int64_t num_pinned, first_pinned;
     struct piece *pieces;
@@ -63,6 +66,8 @@ struct zse_load {
 /* The first failure counts; nothing more is started. code: the driver's, else errno, 0 where the file ends early. */
 void load_fail(zse_load *load, int64_t job, int32_t from_driver, int32_t code, int64_t got);
 
+/* Files that were registered before come first, and memory for all that will be. 0: there is none. */
+int load_take_kept(zse_load *load);
 /* Maps the files of a load that the page cache holds. 0 when they are to be read. */
 int load_map(zse_load *load);
 /* All direct jobs, in order. Returns where it stopped: the first job that is not done, and the offset in it. */

@@ -19,6 +19,45 @@ static struct file *file_of(zse_load *load, int32_t fd) {
     return NULL;
 }
 
+int load_take_kept(zse_load *load) {
+    const zse_load_options *options = &load->options;
+    int64_t visits = 1;
+    if (options->chunk_bytes <= 0) return 1;
+    /* With a window a chunk may be registered again for each job that touches it. */
+    for (int64_t i = 0; i < load->num_jobs; i++) visits += load->jobs[i].nbytes / options->chunk_bytes + 2;
+    for (int64_t i = 0; i < options->num_kept; i++) visits += options->kept[i].num_chunks;
+    load->kept = zse_copied(options->kept, options->num_kept, sizeof *load->kept);
+    load->pinned = malloc((size_t)visits * sizeof *load->pinned);
+    if (!load->kept || !load->pinned) return 0;
+    for (; load->num_files < options->num_kept; load->num_files++) {
+        const zse_load_kept *kept = &load->kept[load->num_files];
+        struct file *file = &load->files[load->num_files];
+        *file = (struct file){.fd = -1, .map = kept->map, .mapped = kept->nbytes, .kept = kept};
+        for (int64_t c = 0; c < kept->num_chunks; c++)
+            load->pinned[load->num_pinned++] = (struct pinned){file, c, c * options->chunk_bytes, (c + 1) * options->chunk_bytes};
+    }
+    return 1;
+}
+
+/* The place of a job's file among the load's: of one that was kept, if it is what it was. NULL: it cannot be told. */
+static struct file *place_of(zse_load *load, const zse_load_job *job) {
+    struct file *file = file_of(load, job->fd);
+    struct stat facts;
+    if (file) return file;
+    if (fstat(job->fd, &facts)) return NULL;
+    int64_t changed_ns = (int64_t)facts.st_mtim.tv_sec * 1000000000 + facts.st_mtim.tv_nsec;
+    for (int64_t i = 0; i < load->options.num_kept; i++) {
+        const zse_load_kept *kept = (file = &load->files[i])->kept;
+        if (file->fd < 0 && kept->device == facts.st_dev && kept->inode == facts.st_ino && kept->nbytes == facts.st_size && kept->changed_ns == changed_ns) {
+            file->fd = job->fd;
+            return file;
+        }
+    }
+    file = &load->files[load->num_files++];
+    *file = (struct file){.fd = job->fd, .base = job->offset};
+    return file;
+}
+
 /* Maps the files and finds what is needed of every chunk. 0 when they cannot be mapped. */
 static int map_files(zse_load *load) {
     int64_t page = sysconf(_SC_PAGESIZE), chunk = load->options.chunk_bytes;
@@ -26,25 +65,25 @@ static int map_files(zse_load *load) {
     for (int64_t i = 0; i < load->num_jobs; i++) {
         const zse_load_job *job = &load->jobs[i];
         if (job->fn || !job->nbytes) continue;
-        struct file *file = file_of(load, job->fd);
-        if (!file) {
-            file = &load->files[load->num_files++];
-            *file = (struct file){.fd = job->fd, .base = job->offset};
-        }
+        struct file *file = place_of(load, job);
+        if (!file) return 0;
         if (job->offset < file->base) file->base = job->offset;
         if (job->offset + job->nbytes > file->end) file->end = job->offset + job->nbytes;
     }
     for (int64_t i = 0; i < load->num_files; i++) {
         struct file *file = &load->files[i];
         struct stat facts;
+        if (file->fd < 0) continue;
         file->base -= file->base % page;
         file->num_chunks = (file->end - file->base + chunk - 1) / chunk;
         file->low = malloc((size_t)file->num_chunks * sizeof *file->low);
         file->high = calloc((size_t)file->num_chunks, sizeof *file->high);
         if (!file->low || !file->high) return 0;
-        for (int64_t c = 0; c < file->num_chunks; c++) file->low[c] = INT64_MAX;
+        for (int64_t c = 0; c < file->num_chunks; c++) file->low[c] = file->kept && c < file->kept->num_chunks ? -1 : INT64_MAX;
         if (fstat(file->fd, &facts) || facts.st_size < file->end) return 0; /* the reading path says where the file ends */
-        void *map = mmap(NULL, (size_t)(file->end - file->base), PROT_READ, MAP_SHARED, file->fd, (off_t)file->base);
+        if (file->map) continue;
+        file->mapped = file->end - file->base;
+        void *map = mmap(NULL, (size_t)file->mapped, PROT_READ, MAP_SHARED, file->fd, (off_t)file->base);
         if (map == MAP_FAILED) return 0;
         file->map = map;
     }
@@ -111,7 +150,8 @@ void load_unregister(zse_load *load) {
  * pages of the cache: 190 ms for 4 GiB, where reading takes 100 (H200). */
 struct piece load_copy_mapped(zse_load *load) {
     const struct piece all = {.job = load->num_jobs};
-    int64_t chunk = load->options.chunk_bytes, page = sysconf(_SC_PAGESIZE), held = 0, spent_us = 0, full_chunks = 0;
+    int64_t chunk = load->options.chunk_bytes, page = sysconf(_SC_PAGESIZE), spent_us = 0, full_chunks = 0;
+    int64_t held = load->num_pinned * chunk; /* what was kept */
     void *event = load->events[load->options.threads * SLOTS];
     for (int64_t i = 0; i < load->num_jobs; i++) {
         const zse_load_job *job = &load->jobs[i];

@@ -30,12 +30,21 @@ typedef struct {
     uint32_t slot, reserved;
 } zse_load_output;
 
+/* A file that lies in the page cache and of whose mapping the driver has registered `num_chunks` chunks of chunk_bytes, from its beginning on.
+ * map: where the whole file is mapped. Jobs that read it copy from there; whether it is the same file its size and times tell. */
+typedef struct {
+    uint64_t device, inode;
+    int64_t nbytes, changed_ns, num_chunks; /* changed_ns: the time of its last change */
+    void *map;
+} zse_load_kept;
+
 /* How. threads: that read. slot_bytes: most that is read at once, and of a pinned slot. The rest is for a GPU. chunk_bytes: of file
  * mappings that are registered at once, 0: never map. window_bytes: most that is registered. pin, unpin: pinned memory of threads * 2
  * slots, asked for when it is needed. warm_percent: a load of which that much is in the page cache is mapped, another one read.
  * slow_us: a chunk that takes longer to register is slow: after some of them the rest is read; 0: never. events: threads * 2 + 1.
  * sums (the host's memory alone): the CRC-32 of what each job read is taken while it lies in the core's cache. ahead: jobs without
- * outputs bring their bytes into the page cache and no further. */
+ * outputs bring their bytes into the page cache and no further. kept: files that are registered already, whether jobs need them or not; a
+ * load that was started gives them back with those that it registers itself. */
 typedef struct {
     int64_t chunk_bytes, window_bytes, slot_bytes;
     int32_t (*pin)(void **host, size_t nbytes, uint32_t flags);
@@ -45,6 +54,8 @@ typedef struct {
     int32_t threads, warm_percent;
     uint32_t register_flags, slow_us;
     int32_t sums, ahead;
+    const zse_load_kept *kept;
+    int64_t num_kept;
 } zse_load_options;
 
 /* What failed: job (-1: nothing) and why. */

@@ -21,8 +21,8 @@ OF_SERVER = (
     ("zse_requests_refused_total", "Requests that the full queue refused (503).", "admission.num_refused"),
     ("zse_requests_limited_total", "Requests beyond their key's quota (429).", "admission.num_limited"),
     ("zse_wrong_keys_total", "Requests with a key that is not valid (401, or 429).", "wrong_keys.num_wrong"),
-    ("zse_parked_engines", "Engines without a model that are up.", "pool.spares_ready"),
-    ("zse_parked_engine_loads_total", "Loads into a parked engine.", "pool.num_spare_loads"),
+    ("zse_parked_engines", "Engines without a model that are up.", "pool.spares.ready"),
+    ("zse_parked_engine_loads_total", "Loads into a parked engine.", "pool.spares.num_loads"),
 )
 # Of a tenant's Usage.
 OF_TENANT = (
