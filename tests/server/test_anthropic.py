@@ -240,3 +240,9 @@ def test_every_field_of_the_client_is_known():
 
     own = {"diagnostics", "inference_geo", "speed", "user_profile_id", "workspace_id"}
     assert set(inspect.get_annotations(MessageCreateParamsBase)) - own <= FIELDS.keys()
+
+
+def test_a_path_that_is_not_here_is_an_error_as_its_others(client):
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        client.messages.batches.list()
+    assert caught.value.body["error"]["type"] == "not_found_error"

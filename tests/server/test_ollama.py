@@ -168,6 +168,8 @@ def test_latest_is_the_model(client, tool_server):
         assert tool_server.post("/api/show", named).json["template"] == TEMPLATE
     with pytest.raises(ollama.ResponseError, match="not served"):
         client.chat("fake:7b", user("a"))
+    with pytest.raises(ollama.ResponseError, match="^There is no route /api/copy"):  # a text, as in all its errors
+        client.copy("fake", "other")
     assert tool_server.post("/v1/chat/completions", {"model": "fake:latest", "messages": user("a")}).status == 404
 
 

@@ -53,6 +53,7 @@ SESSION_TTL_S = 86400.0
 FILE_QUOTA_BYTES = 4 << 30
 ADAPTER_QUOTA_BYTES = 16 << 30
 PREFLIGHT = "info.preflight"
+_APIS = {"/api/": OLLAMA, "/v1/messages/": errors.ANTHROPIC}  # whose clients ask for paths that are not here
 LARGE_BODY = 64 << 10  # bytes; admission is asked before it is read
 
 
@@ -207,7 +208,9 @@ class App:
         self.admission.replace(weights, quotas(keys))
 
     def error_response(self, error: RequestError, request: APIRequest | None) -> Response:
-        return errors.response(error, errors.OPENAI if request is None or request.route is None else request.route.api)
+        path = "" if request is None else request.path
+        beside = next((api for prefix, api in _APIS.items() if path.startswith(prefix)), errors.OPENAI)
+        return errors.response(error, beside if request is None or request.route is None else request.route.api)
 
     def error_event(self, error: RequestError, request: APIRequest) -> bytes:
         return errors.event(error, request.route.api, request.num_events)
