@@ -50,6 +50,7 @@ SCOPES = {
     ("GET", "/v1/responses/{response}"): ("owned", None),
     ("DELETE", "/v1/responses/{response}"): ("owned", None),
     ("GET", "/v1/responses/{response}/input_items"): ("owned", None),
+    ("POST", "/v1/responses/{response}/cancel"): ("owned", None),
     ("POST", "/v1/files"): ("list", FORM),
     ("GET", "/v1/files"): ("list", None),
     ("POST", "/v1/batches"): ("list", {"endpoint": TEXT, "completion_window": "24h"}),

@@ -208,6 +208,7 @@ def test_keys(server, folders):
     assert server.call("/admin/adapters/unload", {"name": "one"}, key=USER)[0] == 403
     assert server.reply("m:one", key=BOUND)[0] == server.reply("m:one", key=USER)[0]
     assert server.call("/v1/completions", {"model": "m", "prompt": "a"}, key=BOUND)[0] == 403
+    assert [card["id"] for card in server.call("/v1/models", key=BOUND)[1]["data"]] == ["m:one"]
 
 
 @pytest.mark.parametrize(

@@ -377,6 +377,15 @@ class App:
         allowed = request.access.models
         return [model for model in self.pool.models if allowed is None or not allowed.isdisjoint(model.spec.names)]
 
+    def usable(self, request: APIRequest) -> list[tuple[Served, str]]:
+        """What the request's key may name: (model, ""), and (model, adapter) of its adapters."""
+        allowed, found = request.access.models, []
+        for model in self.pool.models:
+            may_all = allowed is None or not allowed.isdisjoint(model.spec.names)
+            named = {"": may_all} | {one: f"{model.name}:{one}" in (allowed or ()) for one in model.adapters.by_name}
+            found += [(model, adapter) for adapter, may in named.items() if may_all or may]
+        return found
+
     def find_model(self, request: APIRequest, name: str | None, param: str | None) -> Served:
         """The model of that name, of MODEL:ADAPTER with request.adapter set; for None, and with any_model_name for a
         name that no model has, the first one that the key may use. Raises APIError, of which a key that is bound to
@@ -399,9 +408,8 @@ class App:
         ):
             raise APIError("insufficient_permissions", "This key may not use this model.", param)
         if model is None:
-            served = self.models(request)
-            adapters = (f"{each.name}:{adapter}" for each in served for adapter in each.adapters.by_name)
-            names = ", ".join([*(each.name for each in served), *adapters]) or "none"
+            known = (f"{each.name}:{adapter}" if adapter else each.name for each, adapter in self.usable(request))
+            names = ", ".join(known) or "none"
             raise APIError(
                 "model_not_found", f"The model '{shown(name or '')}' is not served here; served: {names}.", param
             )

@@ -190,17 +190,9 @@ async def create(app: Any, request: APIRequest, values: dict[str, Any], metadata
     runner, now = of(app), time.time()
     app.check_access(request, BY_PATH[values["endpoint"]]["POST"])
     ends = values["output_expires_after"]
-    batch = StoredBatch(
-        new_id("batch_"),
-        request.account,
-        app.identity(request),
-        now,
-        now + WINDOW_S,
-        None if ends is None else float(ends["seconds"]),
-        values["input_file_id"],
-        values["endpoint"],
-        metadata,
-    )
+    ttl_s = None if ends is None else float(ends["seconds"])
+    who, asked = (request.account, app.identity(request)), (values["input_file_id"], values["endpoint"], metadata)
+    batch = StoredBatch(new_id("batch_"), *who, now, now + WINDOW_S, ttl_s, *asked)
     work = partial(storage.batches.add, tenant=request.tenant, batch=batch, quota=app.file_quota)
     await app.database.run(work)
     runner.wake()

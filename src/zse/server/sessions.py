@@ -79,7 +79,7 @@ async def resume(job: "CompletionRun") -> None:
     ttl_s = min(app.session_ttl_s, completion.session_ttl or app.session_ttl_s)
     name = app.salts.session(request.tenant, id)
     completion.options = msgspec.structs.replace(completion.options, session=name, session_ttl=ttl_s)
-    job.keeps.append(partial(_keep, job, id, 0 if found is None else found[0].turns, whole))
+    job.keeps.append(partial(_keep, job, id, 0 if found is None else found[0].turns, whole, ttl_s))
 
 
 def _check(job: "CompletionRun") -> None:
@@ -119,24 +119,14 @@ def _instructions(messages: list[dict]) -> list[dict]:
     return list(takewhile(lambda message: message["role"] == "system", messages))
 
 
-async def _keep(job: "CompletionRun", id: str, turns: int, whole: Any) -> None:
+async def _keep(job: "CompletionRun", id: str, turns: int, whole: Any, ttl_s: float) -> None:
     """Write the conversation with the answer. Raises APIError."""
     work, now = job.work, time.time()
     choice = min(job.choices, key=lambda choice: choice.rank)
     whole = whole + (choice.text if type(whole) is str else [_message(choice)])
     body = await maybe_in_thread(work.is_long, partial(msgspec.json.encode, whole))
-    ttl_s = min(work.app.session_ttl_s, job.completion.session_ttl or work.app.session_ttl_s)
-    await work.app.database.run(
-        partial(
-            storage.sessions.store,
-            tenant=work.request.tenant,
-            id=id,
-            body=body,
-            turns=turns,
-            now=now,
-            expires=now + ttl_s,
-        )
-    )
+    store = partial(storage.sessions.store, tenant=work.request.tenant, id=id, body=body, turns=turns)
+    await work.app.database.run(partial(store, now=now, expires=now + ttl_s))
 
 
 def _message(choice: "Choice") -> dict:

@@ -12,12 +12,6 @@ from zse.server.errors import APIError
 FORWARDED = {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip"}
 
 
-def _cards(app, served) -> list[dict]:
-    """The model's, and its adapters'."""
-    card, name = _card(app, served), served.name
-    return [card, *(card | {"id": f"{name}:{adapter}", "parent": name} for adapter in served.adapters.by_name)]
-
-
 def _card(app, served) -> dict:
     card = {"id": served.name, "object": "model", "created": app.created, "owned_by": "zse", "state": served.state}
     if served.engine.info is not None:
@@ -33,9 +27,11 @@ async def preflight(app, request: APIRequest) -> Response:
 
 async def models(app, request: APIRequest) -> Response:
     """GET /v1/models"""
-    return Response.json(
-        {"object": "list", "data": [card for served in app.models(request) for card in _cards(app, served)]}
-    )
+    cards = [
+        _card(app, served) | ({"id": f"{served.name}:{adapter}", "parent": served.name} if adapter else {})
+        for served, adapter in app.usable(request)
+    ]
+    return Response.json({"object": "list", "data": cards})
 
 
 async def model(app, request: APIRequest) -> Response:
