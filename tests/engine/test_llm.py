@@ -333,3 +333,28 @@ def test_a_search_that_waited_for_the_disk_is_refused(tmp_path):
         with pytest.raises(RequestError, match="this model's context is 128 tokens; the request has 200"):
             llm.beam_search([ids], BeamParams(max_tokens=4))
         assert sum(len(delta.token_ids) for delta in stream) == 2 and not llm._engine.has_work
+
+
+def test_a_stop_string_ends_the_tokens_too(tmp_path):
+    """Where the model drafts for itself, tokens behind the stop string come in the same step."""
+    model = tiny_model.write(tmp_path / "tiny")
+    tiny_text.write(model)
+    options = dict(device="cpu", threads=1, max_context=128, max_rows=1, activations="f32", kv_dtype="f32")
+    found, steps = [], []
+    for more in (dict(speculation="none"), dict(draft_model=str(model), draft_tokens=5)):
+        with LLM(model, **options, **more) as llm:
+            if "draft_model" in more:
+                speculator = llm._engine.feature("speculation")
+                speculator.choose = lambda candidates, *_, **__: [min(5, each.room) for each in candidates]
+            before, replies = llm.metrics()["steps"], []
+            for seed in range(12):
+                params = SamplingParams(max_tokens=40, seed=seed, logprobs=0, stop=tuple("aeioulnrst"), ignore_eos=True)
+                (output,) = llm.generate([[3 + seed, 5, 6]], params)
+                deltas = list(llm.stream([3 + seed, 5, 6], params))
+                assert [id for delta in deltas for id in delta.token_ids] == output.token_ids
+                assert sum(len(delta.logprobs) for delta in deltas) == len(output.logprobs) == len(output.token_ids)
+                replies.append((output.text, output.token_ids, output.finish_reason))
+            found.append(replies)
+            steps.append(llm.metrics()["steps"] - before)
+    assert found[0] == found[1] and steps[1] < 0.6 * steps[0]
+    assert sum(reason == "stop" for _, _, reason in found[0]) > 6

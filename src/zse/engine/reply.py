@@ -9,7 +9,7 @@ from zse.tokenizer import detokenize
 
 
 class Output(NamedTuple):
-    """A finished reply. text: without stop string and control tokens. token_ids: all sampled ones, the end token too.
+    """A finished reply. text: without stop string and control tokens. token_ids: to the end token or a stop string's last.
     finish_reason: "stop" or "length". logprobs: a TokenLogprob (logprob, top) for each token, when asked for.
     cached_tokens: of the prompt, that were in the prefix cache. prompt_logprobs: of each token of the prompt, None for
     the first, when asked for."""
@@ -65,22 +65,24 @@ class Reply:
             self._detokenizer = detokenize.IncrementalDetokenizer(
                 self._llm.tokenizer, stop=self._params.stop, min_tokens=self._params.min_tokens
             )
-        detokenizer, text = self._detokenizer, ""
+        detokenizer, text, tokens, logprobs = self._detokenizer, "", output.tokens, output.logprobs
         # The token that ended the reply is no part of its text.
-        for token in output.tokens[:-1] if output.finish == "stop" else output.tokens:
+        for token in tokens[:-1] if output.finish == "stop" else tokens:
             text += detokenizer.push(token)
         if detokenizer.stopped:
             self.finish_reason = "stop"
             self._llm._engine.cancel(self.id)
+            used = detokenizer.num_tokens - len(self._tokens)  # drafts that the step accepted behind are no part of it
+            tokens, logprobs = tokens[:used], logprobs and logprobs[:used]
         elif output.finish:
             text += detokenizer.finish()
             self.finish_reason = "stop" if detokenizer.stopped else output.finish
-        self._tokens += output.tokens
+        self._tokens += tokens
         self._cached_tokens += output.cached_tokens
-        if self._logprobs is not None and output.logprobs:
-            self._logprobs += output.logprobs
+        if self._logprobs is not None and logprobs:
+            self._logprobs += logprobs
         self._text.append(text)
-        return Delta(text, output.tokens, self.finish_reason, output.logprobs)
+        return Delta(text, tokens, self.finish_reason, logprobs)
 
     def output(self) -> Output:
         return Output(
