@@ -276,8 +276,10 @@ def test_options_that_do_not_go_together(options, message):
 
 
 def test_more_ranks_than_there_is_to_share(model):
+    opened = len(os.listdir("/proc/self/fd"))
     with pytest.raises(ConfigError, match="--threads 2 for 3 ranks: each needs one"):
         LLM(str(model), device="cpu", threads=2, tensor_parallel_size=3)
+    assert len(os.listdir("/proc/self/fd")) <= opened
     with pytest.raises(
         (UnsupportedError, GroupError), match="--tensor-parallel-size 5: attention heads 4 is not supported"
     ) as refused:

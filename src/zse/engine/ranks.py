@@ -218,9 +218,8 @@ class Leader(Ranks):
     def start(cls, config: EngineConfig) -> "Leader":
         """Start the other ranks, which load beside this one. ConfigError, DeviceError."""
         size, device = num_ranks(config), device_of(config)
-        found = cls(
-            RankGroup.create(size, config.nnodes, config.pipeline_parallel_size > 1), of_rank(config, device, 0)
-        )
+        first = of_rank(config, device, 0)  # refused before there is a group's memory
+        found = cls(RankGroup.create(size, config.nnodes, config.pipeline_parallel_size > 1), first)
         descriptor, far = found.group.descriptor, []
         try:
             if config.nnodes > 1:  # before any rank waits for what is exchanged
