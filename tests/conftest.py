@@ -174,7 +174,8 @@ class Gate:
         mode = self.config.getoption("--exhaustive")
         if mode != "all":
             left = [item for item in items if (item.get_closest_marker("exhaustive") is None) == (mode == "only")]
-            items[:] = [item for item in items if item not in set(left)]
+            leaves = set(left)
+            items[:] = [item for item in items if item not in leaves]
             self.config.hook.pytest_deselected(items=left)
             if mode == "none":
                 whys = ((*item.get_closest_marker("exhaustive").args, "long forms")[0] for item in left)

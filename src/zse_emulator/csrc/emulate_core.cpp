@@ -188,7 +188,9 @@ static Block *make_block(Cluster *cluster, i64 linear, i32 rank) {
     state.last = nullptr;
     state.stack = take_stack();
     state.sp = first_frame((u8 *)state.stack + STACK - num_fibers++ % TOPS * TOP, fiber_main);
-    wake(&t);
+    state.running = READY;
+    state.next = i + 1 < kernel->threads && (i + 1) % kernel->warp ? &t + 1 : nullptr;
+    if (!t.lane) launch->ready.push_back(&t);
   }
   return block;
 }
@@ -277,6 +279,26 @@ static void fetch_ahead(Thread *t) {
   for (int line = 0; line < 4; ++line) __builtin_prefetch(sp + line * 64);
 }
 
+/* Run a thread until it waits. */
+static void step(Launch &one, Thread *t, std::vector<Cluster *> &clusters) {
+  current = t;
+  t->state->running = READY;
+  t->state->accesses = 0;
+  zse_switch(&scheduler_sp, t->state->sp);
+  if (one.failed) return;
+  if (t->state->running == SPINNING) { ++one.spins; one.ready.push_back(t); return; }
+  one.spins = 0;
+  if (t->state->running == READY) one.ready.push_back(t);
+  if (t->state->running == DONE && --t->state->block->alive == 0) {
+    end_of_block(t);
+    Cluster *cluster = t->state->block->cluster;
+    if (!one.failed && cluster_done(cluster)) {
+      clusters.erase(std::find(clusters.begin(), clusters.end(), cluster));
+      drop_cluster(cluster);
+    }
+  }
+}
+
 static void run(Launch &one) {
   const Kernel *kernel = one.kernel;
   i64 total = one.blocks / kernel->cluster;
@@ -303,24 +325,17 @@ static void run(Launch &one) {
     Thread *t = one.ready[pick];
     one.ready[pick] = one.ready.back();
     one.ready.pop_back();
-    /* The next one, as far as can be told now, is on its way to the caches while this one runs. */
     bits = random_bits();
-    if (!one.ready.empty()) fetch_ahead(one.ready[scaled(bits, (u32)one.ready.size())]);
-    current = t;
-    t->state->running = READY;
-    t->state->accesses = 0;
-    zse_switch(&scheduler_sp, t->state->sp);
-    if (one.failed) break;
-    if (t->state->running == SPINNING) { ++one.spins; one.ready.push_back(t); continue; }
-    one.spins = 0;
-    if (t->state->running == READY) one.ready.push_back(t);
-    if (t->state->running == DONE && --t->state->block->alive == 0) {
-      end_of_block(t);
-      Cluster *cluster = t->state->block->cluster;
-      if (!one.failed && cluster_done(cluster)) {
-        clusters.erase(std::find(clusters.begin(), clusters.end(), cluster));
-        drop_cluster(cluster);
-      }
+    while (t && !one.failed) {
+      Thread *next = t->state->next;
+      t->state->next = nullptr;
+      /* Now and then the others of a warp come later. */
+      if (next && !(++one.runs % 64)) { one.ready.push_back(next); next = nullptr; }
+      /* The next one, as far as can be told now, is on its way to the caches while this one runs. */
+      if (next) fetch_ahead(next);
+      else if (!one.ready.empty()) fetch_ahead(one.ready[scaled(bits, (u32)one.ready.size())]);
+      step(one, t, clusters);
+      t = next;
     }
   }
   for (Cluster *cluster : clusters) drop_cluster(cluster);

@@ -156,6 +156,7 @@ struct alignas(64) ThreadState {
   Running running;
   bool fenced = false, waited = false;
   const char *doing;                /* what it is blocked in */
+  Thread *next = nullptr;           /* of those that were woken with it: it runs behind this one */
   void *stack = nullptr;
   u32 async_fence = 0;              /* its clock at the last fence_async() */
   std::vector<Copy> open;
@@ -176,10 +177,10 @@ struct Launch {
   u32 complete;                     /* launches whose results may be read before grid_wait() */
   bool early = false;               /* some thread let the next kernel start before its own grid_wait() */
   u64 random;
-  std::vector<Thread *> ready;
+  std::vector<Thread *> ready;      /* the first of threads that run one after another */
   std::deque<Pending> pending;
   std::unordered_map<u64, SyncVariable> variables;
-  u64 spins = 0, picks = 0;
+  u64 spins = 0, picks = 0, runs = 0;
   bool failed = false;
   std::string message;
 };
@@ -198,9 +199,18 @@ inline u32 random_below(u32 n) { return scaled(random_bits(), n); }
 [[noreturn]] void fail(Thread *, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void wait_here(Thread *, const char *doing);      /* until wake() */
 void spin(Thread *, const char *doing);            /* let others run */
-inline void wake(Thread *t) {
-  t->state->running = READY;
-  launch->ready.push_back(t);
+/* Threads that were woken at once, `t` left out. They run one behind the other, 32 at most, since their stacks and states lie side by side: in
+ * any order of all threads each step waits for memory. What they may see of each other is told by clocks, not by who came first. */
+inline void wake(const std::vector<Thread *> &threads, const Thread *t) {
+  Thread *last = nullptr;
+  u32 count = 0;
+  for (Thread *one : threads) {
+    if (one == t) continue;
+    one->state->running = READY;
+    if (count++ % 32) last->state->next = one;
+    else launch->ready.push_back(one);
+    last = one;
+  }
 }
 const char *place(u32 at);
 std::string who(const Access &);                  /* "thread 3", "a copy" */

@@ -128,7 +128,7 @@ void barrier(Thread *t) {
   if ((i32)b.waiting.size() < launch->kernel->threads) { wait_here(t, "barrier()"); return; }
   if (launch->kernel->cluster > 1) merge(b.waiting);
   ++block->epoch;
-  for (Thread *other : b.waiting) if (other != t) wake(other);
+  wake(b.waiting, t);
   b.waiting.clear();
 }
 
@@ -138,10 +138,9 @@ void cluster_barrier(Thread *t) {
   if ((i32)cluster->waiting.size() < launch->kernel->threads * launch->kernel->cluster) { wait_here(t, "cluster_barrier()"); return; }
   for (Block *block : cluster->blocks) ++block->epoch;
   i32 first = launch->kernel->threads * launch->kernel->cluster;
-  for (Thread *other : cluster->waiting) {
+  for (Thread *other : cluster->waiting)
     for (Block *block : cluster->blocks) other->state->clock[first + block->rank] = block->epoch;
-    if (other != t) wake(other);
-  }
+  wake(cluster->waiting, t);
   cluster->waiting.clear();
 }
 
@@ -159,10 +158,8 @@ void named_barrier(Thread *t, i32 which, i32 threads, bool wait) {
     if (wait) wait_here(t, "named_barrier()");
     return;
   }
-  for (Thread *other : b.waiting) {
-    join(other->state->clock, b.clock);
-    if (other != t) wake(other);
-  }
+  for (Thread *other : b.waiting) join(other->state->clock, b.clock);
+  wake(b.waiting, t);
   b = Barrier();
 }
 
@@ -281,7 +278,7 @@ bool arrive(Thread *t, Meeting &m, i32 size, i32 kind, const char *doing) {
 
 void leave(Thread *t, Meeting &m) {
   m.count = 0;
-  for (Thread *other : m.members) if (other != t) wake(other);
+  wake(m.members, t);
 }
 
 i32 warp_size(Thread *t) {
