@@ -215,6 +215,23 @@ def test_levels_that_this_machine_has_not(monkeypatch):
     assert "avx512vnni" in isa.missing_features("x86-64-v4-vnni", bits & ~(1 << isa.FEATURES["avx512vnni"]))
 
 
+def test_a_level_that_is_being_put_in_place_is_not_taken(tmp_path, monkeypatch):
+    """Its library comes before its manifest; an engine that started between the two ended with "No such file"."""
+    native.runtime()
+    monkeypatch.delenv("ZSE_ISA", raising=False)
+    monkeypatch.setenv("ZSE_NATIVE_DIR", str(tmp_path))
+    monkeypatch.setattr(isa, "runnable_levels", lambda bits: ["better", "good"])
+    with pytest.raises(DeviceError, match="better"):
+        native.choose_level()
+    (tmp_path / "libzse_kernels_better.so").touch()
+    assert native.choose_level() == "better", "which says what is missing"
+    for name in ("libzse_kernels_good.so", "good.json"):
+        (tmp_path / name).touch()
+    assert native.choose_level() == "good"
+    (tmp_path / "better.json").touch()
+    assert native.choose_level() == "better"
+
+
 def test_no_library_and_no_compiler_say_what_to_do(tmp_path):
     environment = {**os.environ, "ZSE_NATIVE_DIR": str(tmp_path / "none"), "PATH": str(tmp_path), "CC": ""}
     run = [sys.executable, "-c", "from zse.runtime.cpu import CPUDevice\nCPUDevice(threads=1)"]

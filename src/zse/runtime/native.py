@@ -223,9 +223,10 @@ def choose_level() -> str:
     runnable = isa.runnable_levels(bits)
     if not runnable:
         raise unsupported_cpu(bits)
-    for name in runnable:
-        if os.path.exists(kernel_library(name)):
-            return name
+    found = [name for name in runnable if os.path.exists(kernel_library(name))]
+    if found:
+        # One without a manifest is being put in place just now, or damaged: who asks for it is told.
+        return next((name for name in found if os.path.exists(manifest_path(name))), found[0])
     raise DeviceError(NO_LIBRARY.format(path=kernel_library(runnable[0]), compiler=compiler_hint()))
 
 
