@@ -377,3 +377,17 @@ def test_a_file_of_somebody_is_not_removed(engines, secret, tmp_path):
     with pytest.raises(ConfigError, match="--kv-listen"):
         engines(kv_listen=f"unix:{notes}", kv_secret=secret)
     assert notes.read_text() == "mine"
+
+
+def test_a_closed_engine_listens_no_more(engines, secret):
+    """Its thread waited in accept() and took one more link; the port stayed taken for as long as the process lived."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    listening = lambda: [thread for thread in threading.enumerate() if thread.name == "kv listener"]  # noqa: E731
+    before = len(listening())
+    engine = engines(role="prefill", kv_listen=f"127.0.0.1:{port}", kv_secret=secret)
+    assert len(listening()) == before + 1
+    engine.close()
+    until(lambda: len(listening()) == before)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), 5)

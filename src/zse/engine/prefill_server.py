@@ -247,6 +247,8 @@ class PrefillServer(Feature):
 
     def close(self) -> None:
         """Nobody is listened to any more."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept(), which would take one more
         self._listener.close()
         for connection in list(self._connections):
             connection.close()
