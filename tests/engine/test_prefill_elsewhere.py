@@ -160,6 +160,18 @@ def test_cancelled_and_late(pair, monkeypatch):
     assert replies(asks, [prompt(700, 41)])[0][2] == []
 
 
+def test_who_was_held_back_has_waited_since_it_was_submitted(pair):
+    """Its patience (max_wait_s) began anew when its pages had come."""
+    asks, _ = pair
+    begin = asks.clock()
+    asks.submit(3, prompt(1500, 50), PARAMS, RequestOptions(deadline_ms=60_000.0))
+    time.sleep(0.2)
+    until(lambda: asks.step() or 3 in asks.scheduler.requests)
+    request = asks.scheduler.requests[3]
+    assert request.submitted_at - begin < 0.1 and request.deadline_at == pytest.approx(request.submitted_at + 60)
+    assert asks.cancel(3)
+
+
 def test_the_other_engine_goes(engines, secret, tmp_path, monkeypatch):
     """Killed before, between and after pages: the prompt is computed here; when it is back it is asked again."""
     address = f"unix:{tmp_path}/kv"

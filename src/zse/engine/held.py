@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from zse.errors import RequestError
 from zse.sampling.params import BeamParams, SamplingParams
 from zse.scheduler.batch import StepOutput, timeout_error
@@ -43,15 +41,12 @@ class HoldingFeature(Feature):
         if isinstance(params, SamplingParams):
             self._scheduler.limits.max_len(prompt, params)
 
-    def release(self, id: int, now: float) -> list[StepOutput]:
+    def release(self, id: int) -> list[StepOutput]:
         """Give the engine a request again, for whoever comes behind this feature; what there is to tell of it."""
         held = self._held.pop(id)
-        options = held.options
-        if options.deadline_ms is not None:
-            left_ms = options.deadline_ms - 1000 * (now - held.since)
-            options = msgspec.structs.replace(options, deadline_ms=max(1.0, left_ms))
+        after = self.part_of or self
         try:
-            self._engine.submit(id, held.prompt, held.params, options, after=self.part_of or self)
+            self._engine.submit(id, held.prompt, held.params, held.options, held.since, after)
         except RequestError as error:
             return [StepOutput(id, [], None, "error", error=error)]
         return []

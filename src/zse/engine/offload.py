@@ -391,7 +391,7 @@ class DiskTier(HoldingFeature):
         for request, held in list(self._held.items()):
             is_over = id(held) in done or over and held.fetch is None and not self._begin(held)
             if is_over:
-                outputs += self.release(request, now)
+                outputs += self.release(request)
         return outputs + self.end_late(now)
 
     def _enter(self, held: AwaitingDisk) -> int:

@@ -275,10 +275,10 @@ class PrefillClient(HoldingFeature):
                 self._give(fetch)
             over = [id for id, held in self._held.items() if held.fetch is not None and held.fetch.is_over]
             for id in over:
-                outputs += self.release(id, now)
-        return outputs + self._ask_more(now) + self.end_late(now)
+                outputs += self.release(id)
+        return outputs + self._ask_more() + self.end_late(now)
 
-    def _ask_more(self, now: float) -> list[StepOutput]:
+    def _ask_more(self) -> list[StepOutput]:
         """Ask for the prompts of those that wait for slots, first come first, as far as there are some now; none is left
         to wait where no fetch is under way that could give some back."""
         outputs: list[StepOutput] = []
@@ -288,18 +288,18 @@ class PrefillClient(HoldingFeature):
             under_way = is_asked_for or bool(self._dropped or self._entered)
             is_asked = self._ask(held)
             if is_asked is False or is_asked is None and not under_way:
-                outputs += self.release(id, now)
+                outputs += self.release(id)
             elif is_asked is None:
                 break
         return outputs
 
-    def release(self, id: int, now: float) -> list[StepOutput]:
+    def release(self, id: int) -> list[StepOutput]:
         held = self._held[id]
         if held.fetch is not None:
             held.peer.num_tokens -= held.num_tokens  # type: ignore[union-attr]
             self.num_failed += held.fetch.failure is not None
             self._entered[id] = self._enter(held, held.fetch)
-        return super().release(id, now)
+        return super().release(id)
 
     def _enter(self, held: Asking, fetch: FetchedPages) -> int:
         """The pages that came become the prefix cache's, those behind a gap nobody's; how many these are."""
