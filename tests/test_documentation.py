@@ -57,6 +57,11 @@ def test_links_resolve(name):
             )
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_left_of_a_merge(name):
+    assert not re.search(r"^(<{7} |>{7} |={7}$)", (ROOT / name).read_text(), re.MULTILINE)
+
+
 # Files of others, which docstrings name as their source.
 FOREIGN = {"benchmarks/bench_serving.py", "docs/design/benchmark_plan.md", "docs/format.md", "docs/gguf.md"}
 NAMED = re.compile(
