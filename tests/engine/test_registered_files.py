@@ -152,7 +152,8 @@ def test_a_bound_holds(device, fake, models, monkeypatch):
     files.want(models, 2 * SIZE)
     assert registered(files) == 10
     files.want(models, SIZE)
-    assert registered(files) == 0
+    assert registered(files) == 0 and fake.count("host_unregister") == 5, "the first one is left"
+    assert [file.path for file in files._files] == models[:1]
     files.want((), None)
     assert fake.count("host_unregister") == 10
     monkeypatch.setattr(probe, "memory_bytes", lambda: {"available": 5 * SIZE, "limit": None, "total": 1 << 30})
@@ -162,6 +163,26 @@ def test_a_bound_holds(device, fake, models, monkeypatch):
     monkeypatch.setattr(device, "register_window", lambda: 2 * SIZE)
     files.want(models, 1 << 30)
     assert registered(files) == 10
+
+
+def test_those_that_are_needed_first_take_the_place_of_later_ones(device, fake, models):
+    """A model that was unloaded comes before those that nobody has asked for, and there is room for two."""
+    files = RegisteredFiles(device)
+    files.want([models[0], models[1]], 2 * SIZE)
+    registered(files)
+    files.want([models[2], models[1], models[0]], 2 * SIZE)
+    assert registered(files) == 5 and fake.count("host_unregister") == 5
+    assert sorted(file.path for file in files._files) == models[1:]
+    Path(models[0]).write_bytes(bytes(3 * SIZE))
+    files.want([models[0], models[1], models[2]], 2 * SIZE)
+    assert registered(files) == 0 and fake.count("host_unregister") == 5, "for what has no room nothing is given back"
+
+
+def test_models_of_one_file_have_it_once(device, fake, models):
+    files = RegisteredFiles(device)
+    files.want([models[0], models[0], models[1]], 2 * SIZE)
+    assert registered(files) == 10 and [file.path for file in files._files] == models[:2]
+    assert load(device, models[1]) == content(models[1])
 
 
 def test_a_window_holds_for_what_was_registered_before(device, fake, models, monkeypatch):

@@ -35,13 +35,14 @@ class RegisteredFiles:
     def __init__(self, device: "GPUDevice"):
         self._device = device
         self._files: list[_Registered] = []
+        self._paths: list[str] = []  # all that may be registered, and those of them that have not been looked at
         self._wanted: list[str] = []
         self._left = 0  # bytes that may still be registered
         device.registered = self
 
     def want(self, models: Sequence[str], max_bytes: int | None) -> None:
         """From now on the files of these models, the first ones first, and no others: at most max_bytes of them, or as much as SHARE says."""
-        paths = [path for model in models for path in _files_of(model)]
+        paths = list(dict.fromkeys(path for model in models for path in _files_of(model)))
         for file in [file for file in self._files if file.path not in paths or not _is_same(file)]:
             self._release(file)
         if max_bytes is None:
@@ -49,6 +50,8 @@ class RegisteredFiles:
             max_bytes = min(filter(None, (facts.get("available"), facts.get("limit"))), default=0) // SHARE
         most = min(max_bytes, self._device.register_window()) if self._device.can_register else 0
         self._left = most - sum(file.kept.nbytes for file in self._files)
+        self._paths = paths
+        self._make_room(-1, 0)
         held = {file.path for file in self._files}
         self._wanted = [path for path in paths if path not in held]
 
@@ -82,7 +85,7 @@ class RegisteredFiles:
             return
         try:
             facts = os.fstat(file.fd)
-            if 0 < facts.st_size <= self._left and not file.is_cold:
+            if facts.st_size > 0 and not file.is_cold and self._make_room(self._paths.index(path), facts.st_size):
                 address = mappings.map_file(file.fd, facts.st_size)
                 kept = native.LoadKept(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, 0, address)
                 self._files.append(_Registered(path, kept))
@@ -112,8 +115,20 @@ class RegisteredFiles:
     def close(self) -> None:
         self.want((), 0)
 
+    def _make_room(self, place: int, nbytes: int) -> bool:
+        """Whether there are bytes left for the file at this place of all, when those that may be needed later are given back."""
+        places = {path: at for at, path in enumerate(self._paths)}
+        later = sorted(self._files, key=lambda file: -places[file.path])
+        later = [file for file in later if places[file.path] > place]
+        if nbytes > self._left + sum(file.kept.nbytes for file in later):
+            return False
+        while self._left < nbytes:
+            self._release(later.pop(0))
+        return True
+
     def _release(self, file: _Registered) -> None:
         self._files.remove(file)
+        self._left += file.kept.nbytes
         self._device.use()
         for chunk in range(file.kept.num_chunks):
             self._device.driver.host_unregister(file.kept.map + chunk * gpu_load.CHUNK_BYTES)
