@@ -209,6 +209,12 @@ def test_only_weights_that_are_copied_as_they_lie_and_are_in_memory(device, tmp_
     )
     assert registered(files) == 2
     files.want((), None)
+    with open(folder / "b.safetensors", "wb") as file:
+        file.truncate(CHUNK)  # a hole: no page of it is in memory, whatever is_cold says
+    monkeypatch.setattr(registered_files.ModelFile, "is_cold", False)
+    files.want([str(folder)], 1 << 30)
+    assert registered(files) == 1
+    files.want((), None)
     monkeypatch.setattr(registered_files.ModelFile, "is_cold", True)
     files.want([str(folder)], 1 << 30)
     assert registered(files) == 0

@@ -1,11 +1,13 @@
 """Files mapped for others than Python to read: a GPU's driver, or nobody (their pages stay in memory). One that shrinks meanwhile
 harms nobody who does not read the mapping."""
 
+import mmap
 import os
 from typing import Any
 
 from zse.lazy import ctypes
 
+SAMPLES = 512  # pages of a mapping that are asked for, 5 µs each
 _PROT_READ, _MAP_SHARED, _MAP_FAILED = 1, 1, (1 << 64) - 1
 _library: Any = None
 
@@ -19,6 +21,7 @@ def library() -> Any:
         _library.mmap.restype = pointer
         _library.mmap.argtypes = [pointer, size, number, number, number, ctypes.c_int64]
         _library.mlock.argtypes = _library.munmap.argtypes = [pointer, size]
+        _library.mincore.argtypes = [pointer, size, pointer]
     return _library
 
 
@@ -38,3 +41,11 @@ def map_file(fd: int, nbytes: int) -> int:
 
 def unmap(address: int, nbytes: int) -> None:
     library().munmap(address, nbytes)
+
+
+def is_in_memory(address: int, nbytes: int) -> bool:
+    """Whether the page cache has what is mapped, as far as SAMPLES of its pages tell. Of files that this user neither owns nor may
+    write Linux says that it has all of them."""
+    ask, page, state = library().mincore, mmap.PAGESIZE, ctypes.c_ubyte()
+    told, step = ctypes.byref(state), max(1, nbytes // SAMPLES // page) * page
+    return all(ask(address + at, page, told) == 0 and state.value & 1 for at in range(0, nbytes, step))
