@@ -226,6 +226,8 @@ def test_what_the_driver_refuses_is_left_to_the_load(device, fake, models):
     fake.fail("host_register", 801, after=2)
     files.want(models[:2], 1 << 30)
     assert registered(files) == 2
+    files.look_again()
+    assert registered(files) == 0, "it is not asked over and over"
     assert load(device, models[0]) == content(models[0])
 
 
@@ -278,6 +280,7 @@ def test_whether_nothing_is_left_to_register(device, models):
 def test_a_parked_engine_registers_what_it_may_load(device, fake, models, monkeypatch):
     """It goes on until it is told which one it is, and says nothing meanwhile."""
     monkeypatch.setattr(worker.load, "park", lambda options: SimpleNamespace(result=lambda: device))
+    monkeypatch.setattr(worker, "LOOK_AGAIN_S", 0.05)
     ours, theirs = socket.socketpair()
     found = []
     waiting = threading.Thread(
@@ -289,10 +292,16 @@ def test_a_parked_engine_registers_what_it_may_load(device, fake, models, monkey
     while fake.count("host_register") < 10 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert fake.count("host_register") == 10
+    # A file that was replaced is not kept on its disk and in memory, and the new one is there as soon.
+    os.replace(models[2], models[0])
+    deadline = time.monotonic() + 30
+    while fake.count("host_register") < 15 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert fake.count("host_register") == 15 and fake.count("host_unregister") == 5
     ours.sendall(encode(LoadModel(["--model", models[1]])))
     waiting.join()
     assert found[0][0] == ["--model", models[1]]
-    assert load(device, models[1]) == content(models[1]) and fake.count("host_register") == 10
+    assert load(device, models[1]) == content(models[1]) and fake.count("host_register") == 15
     assert FrameReader(FromEngine).feed(ours.recv(1 << 16))[0].__class__ is Parked
     ours.close(), theirs.close()
 

@@ -38,6 +38,7 @@ class RegisteredFiles:
         self._paths: list[str] = []  # all that may be registered, and those of them that have not been looked at
         self._wanted: list[str] = []
         self._left = 0  # bytes that may still be registered
+        self._is_refused = False  # by the driver; want() asks it again
         device.registered = self
 
     def want(self, models: Sequence[str], max_bytes: int | None) -> None:
@@ -50,15 +51,21 @@ class RegisteredFiles:
             max_bytes = min(filter(None, (facts.get("available"), facts.get("limit"))), default=0) // SHARE
         most = min(max_bytes, self._device.register_window()) if self._device.can_register else 0
         self._left = most - sum(file.kept.nbytes for file in self._files)
-        self._paths = paths
+        self._paths, self._is_refused = paths, False
         self._make_room(-1, 0)
         held = {file.path for file in self._files}
         self._wanted = [path for path in paths if path not in held]
 
+    def look_again(self) -> None:
+        """Give back the files that were removed, replaced or written to meanwhile; what stands in their place is registered next."""
+        for file in [file for file in self._files if not _is_same(file)]:
+            self._release(file)
+            self._wanted.append(file.path)
+
     def register_next(self) -> bool:
         """One chunk more (1 to 4 ms); False when nothing is left to register."""
         chunk = gpu_load.CHUNK_BYTES
-        while True:
+        while not self._is_refused:
             kept = self._files[-1].kept if self._files else None
             if kept is not None and kept.num_chunks * chunk < kept.nbytes:
                 begin = kept.num_chunks * chunk
@@ -69,13 +76,14 @@ class RegisteredFiles:
                 except DeviceLost:
                     raise
                 except DeviceError:  # so much and no more: the load registers the rest itself, or reads it
-                    self._wanted.clear()
+                    self._is_refused = True
                     return False
                 kept.num_chunks += 1
                 return True
             if not self._wanted:
                 return False
             self._open(self._wanted.pop(0))
+        return False
 
     def _open(self, path: str) -> None:
         """Map a file that is in memory and that there is room for; what is wrong with another one its load will say."""

@@ -21,6 +21,7 @@ from zse.runtime import opening
 
 SWITCH_INTERVAL_S = 0.0002
 REGISTER_PAUSE_S = 0.005  # between chunks of files: other processes' drivers have their turn
+LOOK_AGAIN_S = 2.0  # a file that was removed keeps its place on the disk and in memory for so long
 
 
 def main(arguments: list[str], build=None, clock=None) -> int:
@@ -116,9 +117,12 @@ def _wait_for_load(socket, options: list[str], phases):
     opened = device.result()
     files = registered_files.RegisteredFiles(opened) if opened.locks_memory else None
     while True:
-        received = socket.receive(REGISTER_PAUSE_S if files is not None and files.register_next() else None)
+        is_busy = files is not None and files.register_next()
+        received = socket.receive(REGISTER_PAUSE_S if is_busy else LOOK_AGAIN_S if files is not None else None)
         if received is None:
             break
+        if files is not None and not is_busy and not received:
+            files.look_again()
         start = perf_counter()
         for message in received:
             if isinstance(message, messages.LoadModel):
