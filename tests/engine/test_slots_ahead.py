@@ -78,6 +78,13 @@ def test_all_slots_have_memory_before_a_page_leaves_the_device(engine_of, lockin
     assert engine.counters()["host_cache_bytes"] == sum(locking.taken) == budget
 
 
+def test_a_container_has_its_own_memory(engine_of, locking, monkeypatch):
+    """An eighth of its limit stays available, not one of the machine, which is more than it has."""
+    monkeypatch.setattr(probe, "memory_bytes", lambda: {"total": 1 << 40, "limit": 4 << 30, "available": 3 << 30})
+    engine = engine_of(cache_host_memory=3 << 20)
+    assert taken_after(engine) == sum(locking.taken) > 0
+
+
 def test_without_host_slots_nothing_is_taken(engine_of, locking):
     engine = engine_of()
     reply(engine, prompt(100, 1))

@@ -81,6 +81,32 @@ def test_memory_and_its_limit(files):
     assert probe.memory_bytes()["limit"] == 1_000_000
 
 
+@pytest.mark.parametrize(
+    ("names", "stat"),
+    [
+        (("memory.max", "memory.current", "memory.stat"), "anon 5\ninactive_file 100000\nactive_file 20000\nsock 0"),
+        (
+            ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+            "inactive_file 7\ntotal_inactive_file 100000\ntotal_active_file 20000",
+        ),
+    ],
+    ids=("v2", "v1"),
+)
+def test_what_is_left_of_a_limit(files, names, stat):
+    """A container of 1 MB on a machine of which 9 are available: others in it have taken 0.68, and 0.12 are pages of files."""
+    files["/proc/meminfo"] = "MemTotal: 16000 kB\nMemAvailable: 9000 kB"
+    limit, used, told = (f"/sys/fs/cgroup/{name}" for name in names)
+    files.update({limit: "1000000", used: "800000", told: stat})
+    assert probe.memory_bytes() == {"total": 16_384_000, "available": 320_000, "limit": 1_000_000}
+    files[used] = "1500000"
+    assert probe.memory_bytes()["available"] == 0
+    files[used], files["/proc/meminfo"] = "100000", "MemTotal: 16000 kB\nMemAvailable: 90 kB"
+    assert probe.memory_bytes()["available"] == 92_160
+    files[used] = files["/proc/meminfo"] = ""
+    files["/proc/meminfo"] = "MemTotal: 16000 kB"
+    assert probe.memory_bytes()["available"] is None
+
+
 def test_the_driver_is_read_from_files_alone(tmp_path, monkeypatch, files):
     (tmp_path / "libcuda.so.580.159").write_bytes(b"")
     (tmp_path / "libcuda.so.1").symlink_to("libcuda.so.580.159")

@@ -13,7 +13,7 @@ from zse.errors import DeviceError
 from zse.runtime import probe
 from zse.scheduler.feature import Feature
 
-# Of the machine's memory what stays available: beyond it slots get theirs when they are used.
+# Of the machine's memory, or the control group's, what stays available: beyond it slots get theirs when they are used.
 LEAST_AVAILABLE = 1 / 8
 
 log = logging.getLogger("zse.engine")
@@ -60,7 +60,8 @@ class HostMemory(Feature):
     @staticmethod
     def _is_there(nbytes: int) -> bool:
         facts = probe.memory_bytes()
-        return facts["available"] is None or facts["available"] - nbytes > LEAST_AVAILABLE * (facts["total"] or 0)
+        whole = facts["limit"] or facts["total"] or 0
+        return facts["available"] is None or facts["available"] - nbytes > LEAST_AVAILABLE * whole
 
     def counters(self) -> dict[str, float]:
         return {"host_cache_bytes": sum(slots.taken_nbytes for slots in self._slots)}

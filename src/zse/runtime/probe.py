@@ -81,7 +81,7 @@ def cpu_model() -> str:
 
 
 def memory_bytes() -> dict[str, int | None]:
-    """Physical memory, what is available now, and the control group's limit (None without one)."""
+    """Physical memory, what is available now, of the control group's limit, too, and that limit (None without one)."""
     fields = {
         line.split(":")[0]: line.split()[1] for line in _read("/proc/meminfo").splitlines() if len(line.split()) > 1
     }
@@ -91,12 +91,21 @@ def memory_bytes() -> dict[str, int | None]:
         else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     )
     limit = _read("/sys/fs/cgroup/memory.max") or _read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
+    found = [int(fields["MemAvailable"]) * 1024] if "MemAvailable" in fields else []
     bounded = limit.isdigit() and int(limit) < total
-    return {
-        "total": total,
-        "available": int(fields["MemAvailable"]) * 1024 if "MemAvailable" in fields else None,
-        "limit": int(limit) if bounded else None,
-    }
+    if bounded:
+        found += _left_of(int(limit))
+    return {"total": total, "available": min(found, default=None), "limit": int(limit) if bounded else None}
+
+
+def _left_of(limit: int) -> list[int]:
+    """[what is left of the control group's limit], pages of files as far as the system takes them back for others; [] where it
+    does not say. Names of version 2, then those of version 1, of which total_ are with the groups below."""
+    used = _read("/sys/fs/cgroup/memory.current") or _read("/sys/fs/cgroup/memory/memory.usage_in_bytes")
+    lines = (_read("/sys/fs/cgroup/memory.stat") or _read("/sys/fs/cgroup/memory/memory.stat")).splitlines()
+    pages = {words[0]: int(words[1]) for words in map(str.split, lines) if len(words) == 2 and words[1].isdigit()}
+    files = sum(pages.get(f"total_{name}", pages.get(name, 0)) for name in ("inactive_file", "active_file"))
+    return [max(0, limit - max(0, int(used) - files))] if used.isdigit() else []
 
 
 def usable_bytes() -> int:
