@@ -215,6 +215,15 @@ def test_only_weights_that_are_copied_as_they_lie_and_are_in_memory(device, tmp_
     files.want([str(folder)], 1 << 30)
     assert registered(files) == 1
     files.want((), None)
+    with open(folder / "b.safetensors", "r+b") as file:
+        file.write(bytes(CHUNK * 31 // 32))
+    files.want([str(folder)], 1 << 30)
+    assert registered(files) == 2, "what no model needs of its file is not there after a load, but is little"
+    files.want((), None)
+    with monkeypatch.context() as patched:
+        patched.setattr(registered_files, "_is_same", lambda file: False)
+        files.want([str(folder)], 1 << 30)
+        assert registered(files) == 0, "a file system of which fstat() and stat() say different things"
     monkeypatch.setattr(registered_files.ModelFile, "is_cold", True)
     files.want([str(folder)], 1 << 30)
     assert registered(files) == 0

@@ -95,14 +95,16 @@ class RegisteredFiles:
             facts = os.fstat(file.fd)
             if facts.st_size > 0 and not file.is_cold:
                 address = mappings.map_file(file.fd, facts.st_size)
-                # is_cold cannot tell of NFS and FUSE, where registering would read all of the file.
-                is_there = mappings.is_in_memory(address, facts.st_size)
-                if not is_there or not self._make_room(self._paths.index(path), facts.st_size):
-                    mappings.unmap(address, facts.st_size)
-                    return
                 kept = native.LoadKept(facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, 0, address)
-                self._files.append(_Registered(path, kept))
-                self._left -= facts.st_size
+                found = _Registered(path, kept)
+                # is_cold cannot tell of NFS and FUSE, where registering would read all of the file. Where a path is told to be
+                # another file than the open one it would be registered and given back for ever.
+                is_there = mappings.is_in_memory(address, facts.st_size, gpu_load.WARM_PERCENT) and _is_same(found)
+                if is_there and self._make_room(self._paths.index(path), facts.st_size):
+                    self._files.append(found)
+                    self._left -= facts.st_size
+                else:
+                    mappings.unmap(address, facts.st_size)
         except OSError:
             pass
         finally:
