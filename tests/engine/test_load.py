@@ -80,8 +80,7 @@ def test_a_wrong_option_closes_the_device_that_opens_already():
 
 
 @pytest.mark.parametrize(
-    "available, limit, room",
-    [(8 << 30, None, 4 << 30), (8 << 30, 2 << 30, 1 << 30), (None, 2 << 30, 1 << 30), (None, None, 0)],
+    "available, limit, room", [(8 << 30, None, 4 << 30), (2 << 30, 3 << 30, 1 << 30), (0, 2 << 30, 0), (None, None, 0)]
 )
 def test_no_more_is_read_ahead_than_memory_keeps(monkeypatch, available, limit, room):
     """A page that went before the loader came would be read twice."""

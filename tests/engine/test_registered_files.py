@@ -159,7 +159,9 @@ def test_a_bound_holds(device, fake, models, monkeypatch):
     monkeypatch.setattr(probe, "memory_bytes", lambda: {"available": 5 * SIZE, "limit": None, "total": 1 << 30})
     files.want(models, None)
     assert registered(files) == 5, "a quarter of what is available"
-    files.want((), None)
+    monkeypatch.setattr(probe, "memory_bytes", lambda: {"available": 0, "limit": 1 << 30, "total": 1 << 30})
+    files.want(models, None)
+    assert registered(files) == 0 and fake.count("host_unregister") == 15, "nothing is left of the container's limit"
     monkeypatch.setattr(device, "register_window", lambda: 2 * SIZE)
     files.want(models, 1 << 30)
     assert registered(files) == 10

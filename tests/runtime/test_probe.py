@@ -102,9 +102,8 @@ def test_what_is_left_of_a_limit(files, names, stat):
     assert probe.memory_bytes()["available"] == 0
     files[used], files["/proc/meminfo"] = "100000", "MemTotal: 16000 kB\nMemAvailable: 90 kB"
     assert probe.memory_bytes()["available"] == 92_160
-    files[used] = files["/proc/meminfo"] = ""
-    files["/proc/meminfo"] = "MemTotal: 16000 kB"
-    assert probe.memory_bytes()["available"] is None
+    files[used], files["/proc/meminfo"] = "", "MemTotal: 16000 kB\nMemAvailable: 9000 kB"
+    assert probe.memory_bytes()["available"] == 1_000_000, "no more than the limit"
 
 
 def test_the_driver_is_read_from_files_alone(tmp_path, monkeypatch, files):

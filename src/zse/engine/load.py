@@ -180,8 +180,8 @@ def _read_ahead(device: str, files) -> loads.ReadAhead:
     """What reads the files that are not in the page cache, none for a CPU: its loader begins at once. Of a model that is
     larger than memory, what still is there when the loader comes."""
     cold = [file for file in files if device != "cpu" and file.is_cold]
-    facts = probe.memory_bytes() if cold else {}  # a warm start need not ask
-    return loads.ReadAhead(cold, min(filter(None, map(facts.get, ("available", "limit"))), default=0) // 2)
+    available = probe.memory_bytes()["available"] if cold else 0  # a warm start need not ask
+    return loads.ReadAhead(cold, (available or 0) // 2)
 
 
 def _opened(opening, config: EngineConfig):

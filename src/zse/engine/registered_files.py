@@ -47,8 +47,7 @@ class RegisteredFiles:
         for file in [file for file in self._files if file.path not in paths or not _is_same(file)]:
             self._release(file)
         if max_bytes is None:
-            facts = probe.memory_bytes()
-            max_bytes = min(filter(None, (facts.get("available"), facts.get("limit"))), default=0) // SHARE
+            max_bytes = (probe.memory_bytes()["available"] or 0) // SHARE
         most = min(max_bytes, self._device.register_window()) if self._device.can_register else 0
         self._left = most - sum(file.kept.nbytes for file in self._files)
         self._paths, self._is_refused = paths, False

@@ -94,18 +94,18 @@ def memory_bytes() -> dict[str, int | None]:
     found = [int(fields["MemAvailable"]) * 1024] if "MemAvailable" in fields else []
     bounded = limit.isdigit() and int(limit) < total
     if bounded:
-        found += _left_of(int(limit))
+        found.append(_left_of(int(limit)))
     return {"total": total, "available": min(found, default=None), "limit": int(limit) if bounded else None}
 
 
-def _left_of(limit: int) -> list[int]:
-    """[what is left of the control group's limit], pages of files as far as the system takes them back for others; [] where it
-    does not say. Names of version 2, then those of version 1, of which total_ are with the groups below."""
+def _left_of(limit: int) -> int:
+    """What is left of the control group's limit, with pages of files, which the system takes back for others; all of it where the
+    system does not say. Names of version 2, then those of version 1, of which total_ are with the groups below."""
     used = _read("/sys/fs/cgroup/memory.current") or _read("/sys/fs/cgroup/memory/memory.usage_in_bytes")
     lines = (_read("/sys/fs/cgroup/memory.stat") or _read("/sys/fs/cgroup/memory/memory.stat")).splitlines()
     pages = {words[0]: int(words[1]) for words in map(str.split, lines) if len(words) == 2 and words[1].isdigit()}
     files = sum(pages.get(f"total_{name}", pages.get(name, 0)) for name in ("inactive_file", "active_file"))
-    return [max(0, limit - max(0, int(used) - files))] if used.isdigit() else []
+    return max(0, limit - max(0, int(used) - files)) if used.isdigit() else limit
 
 
 def usable_bytes() -> int:
