@@ -100,6 +100,8 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         if model is None:
             early = device.registered is not None and device.registered.hold(source.files)
             model = model_load.load_model(device, plan, start=early, verify_weights=config.verify_weights)
+            if early:
+                phases.mark("weights reading")
         engine = _build(planned.config, device, model, plan, tower, ranks)
         if planned.config.cache_disk is not None:
             disk_opening.open_disk_tier(engine, planned.config, source, config.quantize, ranks)
