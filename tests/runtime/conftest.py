@@ -1,12 +1,14 @@
-"""A device with a few tiny kernels of its own, compiled once."""
+"""A device with a few tiny kernels of its own, and the fake driver of a GPU (gpu_fixtures.py), both compiled once."""
 
 import subprocess
 
 import pytest
+from gpu_fixtures import Fake, compile_driver
 
 from zse import kernel as zl
 from zse.kernel.emit import emit_unit
 from zse.kernel.targets.cpu import ISAS
+from zse.runtime import gpu_load
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.native import choose_level
 
@@ -55,3 +57,20 @@ def device(request, library):
     made = CPUDevice(threads=request.param, library=library[0], manifest=library[1])
     yield made
     made.close()
+
+
+@pytest.fixture(scope="session")
+def driver_library(tmp_path_factory):
+    return compile_driver(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def fake(driver_library, tmp_path):
+    return Fake(driver_library, tmp_path)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """A load's pieces are small, so that files of megabytes have many."""
+    monkeypatch.setattr(gpu_load, "CHUNK_BYTES", 256 << 10)
+    monkeypatch.setattr(gpu_load, "SLOT_BYTES", 64 << 10)

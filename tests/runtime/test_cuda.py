@@ -5,7 +5,7 @@ import struct
 import threading
 
 import pytest
-from gpu_fixtures import Fake, compile_driver, kernels
+from gpu_fixtures import Fake, kernels
 
 from zse.errors import DeviceError
 from zse.runtime import gpu_graph
@@ -15,16 +15,6 @@ from zse.runtime.cuda import CUDADevice
 from zse.runtime.gpu import SharedStream
 from zse.runtime.gpu_memory import GrowingBuffer
 from zse.tensor import Tensor
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return compile_driver(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture
-def fake(library, tmp_path):
-    return Fake(library, tmp_path)
 
 
 @pytest.fixture
@@ -111,8 +101,8 @@ def test_not_enough_memory_names_label_and_bytes(device, fake):
 
 
 @pytest.mark.parametrize("vmm", [0, 1])
-def test_a_growing_buffer_keeps_its_address(library, tmp_path, vmm):
-    fake = Fake(library, tmp_path)
+def test_a_growing_buffer_keeps_its_address(driver_library, tmp_path, vmm):
+    fake = Fake(driver_library, tmp_path)
     fake.set(vmm=vmm)
     with CUDADevice(0, CUDADriver(fake.path), kernels()) as device:
         buffer = device.alloc_growing(100, 40 << 20, "kv")
@@ -170,10 +160,10 @@ def test_launches_run_in_order_with_symbols(device, fake):
         graph.run(rows=1.5)
 
 
-def test_every_launch_carries_the_overlap_attribute_from_sm_90_on(library, tmp_path):
+def test_every_launch_carries_the_overlap_attribute_from_sm_90_on(driver_library, tmp_path):
     for major, overlaps in ((8, "0"), (9, "1"), (10, "1")):
         (folder := tmp_path / str(major)).mkdir()
-        fake = Fake(library, folder)
+        fake = Fake(driver_library, folder)
         fake.set(major=major)
         with CUDADevice(0, CUDADriver(fake.path), kernels()) as device:
             out = counter(device)
@@ -331,9 +321,9 @@ def test_submit_returns_before_the_work_is_done(device):
     assert len(device._events) == events
 
 
-def test_devices_of_one_gpu_compute_in_one_stream(library, tmp_path):
+def test_devices_of_one_gpu_compute_in_one_stream(driver_library, tmp_path):
     """Launches of two models of a process: the second's wait for all of the first's, whose blocks may wait for each other."""
-    fake = Fake(library, tmp_path)
+    fake = Fake(driver_library, tmp_path)
     fake.set(devices=2)
     first, second = (CUDADevice(0, CUDADriver(fake.path), kernels()) for _ in range(2))
     other = CUDADevice(1, CUDADriver(fake.path), kernels())

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from gpu_fixtures import Fake, compile_driver, kernels
+from gpu_fixtures import Fake, kernels
 
 from zse.errors import DeviceError, DeviceLost, FormatError
 from zse.runtime import gpu_load
@@ -21,20 +21,8 @@ from zse.tensor import Tensor
 PAGE = mmap.PAGESIZE
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return compile_driver(tmp_path_factory.mktemp("driver"))
-
-
 @pytest.fixture
-def fake(library, tmp_path):
-    return Fake(library, tmp_path)
-
-
-@pytest.fixture
-def device(fake, monkeypatch):
-    monkeypatch.setattr(gpu_load, "CHUNK_BYTES", 256 << 10)
-    monkeypatch.setattr(gpu_load, "SLOT_BYTES", 64 << 10)
+def device(fake, small_chunks):
     with CUDADevice(0, CUDADriver(fake.path), kernels()) as made:
         yield made
 
@@ -268,9 +256,9 @@ def test_a_copy_that_fails(device, fake, file, mapped):
     buffer.free()
 
 
-def test_a_device_that_is_lost_while_loading(library, tmp_path, file):
+def test_a_device_that_is_lost_while_loading(driver_library, tmp_path, file):
     (tmp_path / "lost").mkdir()
-    fake = Fake(library, tmp_path / "lost")
+    fake = Fake(driver_library, tmp_path / "lost")
     device = CUDADevice(0, CUDADriver(fake.path), kernels())
     jobs, buffer = copies(device, file[1], RANGES["many"])
     fake.fail("to_device_async", 700, 10)
@@ -340,7 +328,7 @@ def test_two_loads_at_once(device, file):
         assert device.read(buffer) == path.read_bytes()
 
 
-def test_nothing_slow_is_imported(library):
+def test_nothing_slow_is_imported(driver_library):
     import subprocess
 
     script = (

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from test_gpu_load import device, fake, file, library  # noqa: F401 (fixtures)
+from test_gpu_load import device, file  # noqa: F401 (fixtures)
 
 from zse.errors import DeviceError
 from zse.runtime import gpu_load

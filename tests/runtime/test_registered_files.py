@@ -3,17 +3,13 @@
 import os
 import random
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
-
-from gpu_fixtures import Fake, compile_driver, kernels
+from gpu_fixtures import Fake, kernels
 
 from zse.engine import registered_files, worker
 from zse.engine.messages import Expect, FrameReader, FrameSocket, FromEngine, LoadModel, Parked, encode
@@ -30,20 +26,8 @@ CHUNK = 256 << 10
 SIZE = 1_234_567  # five chunks, the last of them not whole
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return compile_driver(tmp_path_factory.mktemp("driver"))
-
-
 @pytest.fixture
-def fake(library, tmp_path):
-    return Fake(library, tmp_path)
-
-
-@pytest.fixture
-def device(fake, monkeypatch):
-    monkeypatch.setattr(gpu_load, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(gpu_load, "SLOT_BYTES", 64 << 10)
+def device(fake, small_chunks):
     with CUDADevice(0, CUDADriver(fake.path), kernels()) as made:
         yield made
     refused = getattr(fake, "refused", 0)
@@ -242,9 +226,9 @@ def test_what_the_driver_refuses_is_left_to_the_load(device, fake, models):
     assert load(device, models[0]) == content(models[0])
 
 
-def test_a_device_that_is_lost_says_so(library, tmp_path, models, monkeypatch):
+def test_a_device_that_is_lost_says_so(driver_library, tmp_path, models, monkeypatch):
     monkeypatch.setattr(gpu_load, "CHUNK_BYTES", CHUNK)
-    fake = Fake(library, tmp_path)
+    fake = Fake(driver_library, tmp_path)
     device = CUDADevice(0, CUDADriver(fake.path), kernels())
     files = RegisteredFiles(device)
     fake.fail("host_register", 700, times=-1)
