@@ -55,7 +55,7 @@ LEAN = {
 GPU_ENGINE = """zse.engine.memory zse.runtime.cuda zse.kernel.cache zse.models.load zse.engine.runner zse.cache.layout
     zse.plan.record zse.models.decoder zse.sampling.state zse.kernels.gpu.sample_parts zse.kernels.feed
     zse.kernels.gpu.attention_plan zse.kernels.gpu.gemm_parts zse.kernels.gpu.gemm zse.kernels.gpu.gemm_launch
-    zse.kernels.gpu.r16 zse.kernels.gpu.dequantize zse.engine.core zse.speculative.ngram zse.runtime.gpu_load
+    zse.kernels.gpu.r16 zse.kernels.gpu.dequantize zse.engine.core zse.speculative.ngram zse.runtime.gpu_load zse.runtime.probe
     zse.runtime.gpu_graph zse.kernels.page_table zse.kernels.gpu.step zse.kernels.gpu.norm zse.kernels.gpu.activation
     zse.kernels.gpu.qkv_post zse.kernels.heads_attention zse.kernels.gpu.attention_heads zse.kernels.gpu.matmul
     zse.kernels.gpu.attention zse.kernels.gpu.attention_prefill zse.kernels.gpu.quantize zse.plan.chains

@@ -131,3 +131,57 @@ def test_what_reads_ahead_goes_on_beside_a_gpus_loader(tmp_path, monkeypatch):
     loaded.source.close()
     wait = ["weights wait", "weights start"]  # it starts what was not
     assert happened == ["weights start", *wait, "ahead stop", "ahead wait"]
+
+
+def order_of_a_start(config: EngineConfig, device, happened: list[str]) -> list[str]:
+    """What a GPU is asked for by a start: the weights' memory, their load, other memory."""
+    happened.clear()
+    opening = SimpleNamespace(done=True, result=lambda: device)
+    loaded = load.load_engine(config, Phases(lambda: 0.0), opening=opening)
+    loaded.engine.close()
+    loaded.source.close()
+    return happened[: happened.index("has allocated") + 1] if "has allocated" in happened else happened
+
+
+def test_a_gpu_s_weights_are_read_while_the_engine_is_built(tmp_path, monkeypatch):
+    """Where the memory's plan cannot want them elsewhere, the disk is not waited for and there are cores enough. Files are registered later:
+    the driver gives no memory while it does."""
+    from zse.engine.needed import AskingGPU
+    from zse.runtime.null import NullGPU
+
+    happened: list[str] = []
+
+    class Noting(AskingGPU):
+        def alloc(self, nbytes, label="other"):
+            happened.append("weights" if label == "weights" else "memory")
+            return super().alloc(nbytes, label)
+
+        def load(self, *args, **options):
+            happened.append("reading" if self.allocates else "loading")
+            return super().load(*args, **options)
+
+        def has_allocated(self):
+            happened.append("has allocated")
+            super().has_allocated()
+
+    def phases(**options) -> list[str]:
+        config = EngineConfig(model=path, device="cuda", **options)
+        order = order_of_a_start(config, Noting(gpu), happened)
+        return [what for number, what in enumerate(order) if order[number - 1] != what or not number]
+
+    path, gpu = str(tiny_model.write(tmp_path / "tiny", head_dim=64)), NullGPU("sm_90a")
+    gpu.isa = "sm_90a"
+    late = ["weights", "memory", "loading"]
+    monkeypatch.setattr(load.loads.probe, "allowed_cpus", lambda: range(16))
+    assert phases() == ["weights", "reading", "memory", "has allocated"]
+    assert phases(resident_layers=1) == ["memory", *late]  # what is asked for how quick the way there is
+    with monkeypatch.context() as patch:
+        patch.setattr(load.loads.probe, "allowed_cpus", lambda: range(4))
+        assert phases()[:3] == late
+    with monkeypatch.context() as patch:
+        patch.setattr("zse.formats.file.ModelFile.is_cold", True)
+        patch.setattr(load.loads.ReadAhead, "finished", False)
+        assert phases()[:3] == late
+    with monkeypatch.context() as patch:
+        patch.setattr(Noting, "registered", SimpleNamespace(hold=lambda files: True))
+        assert phases() == ["weights", "loading", "memory", "has allocated"]

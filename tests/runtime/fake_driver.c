@@ -44,7 +44,7 @@ static char context_object;
 /* ---- settings, failures, counters: what a test asks for and looks at ---- */
 
 static int settings_devices = 1, settings_version = 13000, settings_major = 9, settings_minor = 0, settings_vmm = 1;
-static int settings_eager_copies, settings_register_us, settings_init_us, settings_mode, settings_mps, settings_shared = 232448, settings_read_only_register = 1;
+static int settings_eager_copies, settings_register_us, settings_copy_us, settings_init_us, settings_mode, settings_mps, settings_shared = 232448, settings_read_only_register = 1;
 static size_t memory_limit = 1ull << 30, memory_used;
 
 #define MAX_RULES 64
@@ -62,6 +62,7 @@ void fake_set(const char *name, long long value) {
     else if (!strcmp(name, "shared")) settings_shared = (int)value;
     else if (!strcmp(name, "init_us")) settings_init_us = (int)value;
     else if (!strcmp(name, "register_us")) settings_register_us = (int)value;
+    else if (!strcmp(name, "copy_us")) settings_copy_us = (int)value;
     else if (!strcmp(name, "eager_copies")) settings_eager_copies = (int)value;
     else if (!strcmp(name, "memory")) memory_limit = (size_t)value;
     else if (!strcmp(name, "read_only_register")) settings_read_only_register = (int)value;
@@ -534,6 +535,7 @@ int NAME(cuMemsetD8Async, hipMemsetD8Async)(address_t device, unsigned char valu
 
 int NAME(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)(address_t device, void *host, size_t nbytes, stream_t *stream) {
     ENTER("to_device_async");
+    if (settings_copy_us) usleep((useconds_t)settings_copy_us);
     op_t op = {.kind = TO_DEVICE, .device = device, .host = host, .nbytes = nbytes};
     if (!is_pinned((uintptr_t)host, nbytes)) {
         op.copied = malloc(nbytes);

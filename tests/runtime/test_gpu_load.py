@@ -11,7 +11,7 @@ import pytest
 from gpu_fixtures import Fake, kernels
 
 from zse.errors import DeviceError, DeviceLost, FormatError
-from zse.runtime import gpu_load
+from zse.runtime import gpu_load, probe
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.cuda import CUDADevice
@@ -75,8 +75,72 @@ def test_bytes_arrive(device, fake, file, name, mapped):
     assert load.finished and load.mapped == mapped
     load.wait()
     device.tidy_loads()
-    assert fake.count("host_register") == fake.count("host_unregister") and bool(fake.count("host_register")) == mapped
-    assert fake.count("host_alloc") == fake.count("host_free") == (not mapped)
+    assert fake.count("host_register") == fake.count("host_unregister") > 0
+    assert fake.count("host_alloc") == 0  # threads that read register memory of their own
+    if not mapped:
+        assert fake.count("host_register") == min(gpu_load.READERS, num_pieces(RANGES[name]))
+
+
+def num_pieces(ranges) -> int:
+    """Of files that are read: they end where a slot's multiple does."""
+    size = gpu_load.SLOT_BYTES
+    return sum(-(-(offset + nbytes) // size) - offset // size for offset, nbytes in ranges if nbytes)
+
+
+@pytest.mark.parametrize("told", ["never", "at once", "later"])
+@pytest.mark.parametrize("name", RANGES)
+def test_files_are_read_until_memory_was_asked_for(device, fake, file, monkeypatch, name, told):
+    """Then chunks from the end are registered, where it is quick; the same bytes in any case."""
+    path, fd = file
+    device.allocates = True
+    fake.set(copy_us=200)  # else threads have read all before anything can be told
+    jobs, buffer = copies(device, fd, RANGES[name])
+    load = device.load(jobs)
+    if told != "never":
+        time.sleep(0.002 if told == "later" else 0)
+        device.has_allocated()
+    load.wait()
+    content = path.read_bytes()
+    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES[name])
+    device.tidy_loads()
+    readers = min(gpu_load.READERS, num_pieces(RANGES[name]))
+    chunks = fake.count("host_unregister") - readers
+    assert load.mapped == (chunks > 0)
+    # A chunk that jobs have twice is refused the second time.
+    assert fake.count("host_register") - readers - chunks in ((0, 1) if name == "overlapping" else (0,))
+    assert told != "never" or not chunks
+    if told == "at once" and name == "whole":
+        assert chunks > 0
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_last_chunks_that_the_driver_refuses_are_read(device, fake, file, monkeypatch, after):
+    monkeypatch.setattr(gpu_load, "READERS", 1)
+    path, fd = file
+    device.allocates = True
+    fake.set(copy_us=200)
+    fake.fail("host_register", 801, 1 + after, 1)  # of the thread's own memory the first
+    jobs, buffer = copies(device, fd, RANGES["whole"])
+    load = device.load(jobs)
+    device.has_allocated()
+    load.wait()
+    assert device.read(buffer) == path.read_bytes()
+    device.tidy_loads()
+    assert fake.count("host_unregister") == fake.count("host_register") - 1
+
+
+def test_last_chunks_are_left_where_registering_is_slow(device, fake, file, monkeypatch):
+    monkeypatch.setattr(probe, "allowed_cpus", lambda: range(64))
+    monkeypatch.setattr(gpu_load, "SLOW_US", 1)
+    path, fd = file
+    device.allocates = True
+    fake.set(copy_us=500)
+    jobs, buffer = copies(device, fd, RANGES["whole"])
+    load = device.load(jobs, 8)
+    device.has_allocated()
+    load.wait()
+    assert device.read(buffer) == path.read_bytes()
+    assert fake.count("host_register") <= 8 + 3  # the last one may be a part of a chunk, whose time says nothing
 
 
 def test_a_window_bounds_what_is_registered(device, fake, file, monkeypatch):
@@ -114,7 +178,7 @@ def test_a_file_that_is_not_cached_is_read(device, fake, file, monkeypatch):
     jobs, buffer = copies(device, fd, RANGES["unaligned"])
     load = device.load(jobs)
     load.wait()
-    assert not load.mapped and fake.count("host_register") == 0
+    assert not load.mapped and fake.count("host_register") == gpu_load.READERS
     content = path.read_bytes()
     assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES["unaligned"])
 
@@ -131,12 +195,12 @@ def test_a_mapping_that_the_driver_refuses_is_read(device, fake, file, after):
     content = path.read_bytes()
     assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in ranges)
     device.tidy_loads()
-    assert fake.count("host_unregister") == after
+    assert fake.count("host_unregister") == fake.count("host_register") - 1
 
 
 @pytest.mark.parametrize("name", RANGES)
 def test_where_registering_is_slow_the_rest_is_read(device, fake, file, monkeypatch, name):
-    monkeypatch.setattr(gpu_load, "allowed_cpus", lambda: range(64))
+    monkeypatch.setattr(probe, "allowed_cpus", lambda: range(64))
     monkeypatch.setattr(gpu_load, "SLOW_US", 1)
     path, fd = file
     fake.set(register_us=500)
@@ -146,7 +210,7 @@ def test_where_registering_is_slow_the_rest_is_read(device, fake, file, monkeypa
     content = path.read_bytes()
     assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES[name])
     if name in ("whole", "many"):
-        assert not load.mapped and fake.count("host_register") == 2
+        assert not load.mapped and fake.count("host_register") == 2 + 8
 
 
 @pytest.mark.parametrize("refused", [False, True])
@@ -273,9 +337,13 @@ def test_a_device_that_is_lost_while_loading(driver_library, tmp_path, file):
 def test_no_memory_to_pin(device, fake, file):
     device.can_register = False
     jobs, _ = copies(device, file[1], RANGES["whole"])
-    fake.fail("host_alloc", 2)
+    fake.fail("host_register", 801, times=-1)
+    device.load(jobs).wait()  # memory of the driver's then
+    fake.fail("host_alloc", 2, times=-1)
     with pytest.raises(DeviceError, match="CUDA_ERROR_OUT_OF_MEMORY"):
         device.load(jobs).wait()
+    device.tidy_loads()
+    assert fake.count("host_free") == gpu_load.READERS and fake.count("host_unregister") == 0
 
 
 def test_cancel_and_drop(device, fake, file):

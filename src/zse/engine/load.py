@@ -87,28 +87,25 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         if (config.draft_model or config.speculation == "mtp") and (ranks is None or ranks.leads):
             whole = plan.config if plan.share is None else plan.share.whole
             draft = draft_model.plan_drafts(config, source, whole, device.kernels)
-        # A CPU's threads read while the memory is counted and the engine built (25 ms). A GPU's driver gives no memory
-        # while it registers a file's pages (90 ms for 4 GB): memory comes first there, unless they are registered.
-        early = device.shares_memory and sum(plan.memory_bytes.values()) <= (config.max_memory or device.memory_total)
-        if early:
+        bound = memory.memory_bound(config, device)
+        if early := _reads_early(config, plan, device, bound[0], ranks is None and ahead.finished):
             ahead.stop()
-            model = model_load.load_model(device, plan, verify_weights=config.verify_weights)
+            model = _read_early(config, plan, device, source)
             phases.mark("weights reading")
-        planned, tower = _settled(config, plan, device, source, draft, ranks)
+        planned, tower = _settled(config, plan, device, source, draft, ranks, bound if early else None)
         plan = planned.model
         _tell(planned, on_plan)
         if model is None:
-            early = device.registered is not None and device.registered.hold(source.files)
-            model = model_load.load_model(device, plan, start=early, verify_weights=config.verify_weights)
-            if early:
-                phases.mark("weights reading")
+            model = model_load.load_model(device, plan, start=False, verify_weights=config.verify_weights)
         engine = _build(planned.config, device, model, plan, tower, ranks)
         if planned.config.cache_disk is not None:
             disk_opening.open_disk_tier(engine, planned.config, source, config.quantize, ranks)
         if planned.config.role != "both" or planned.config.kv_listen or planned.config.kv_peers:
             roles.open_roles(engine, planned.config, source, config.quantize)
         phases.mark("engine built")
-        if not early:
+        if early:
+            device.has_allocated()
+        else:
             model.start()  # beside what reads ahead: alone its threads need a second more of a cold disk
             phases.mark("weights reading")
         if draft is not None:
@@ -150,10 +147,29 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
     return Loaded(engine, planned.config, whole, source, device, planned)
 
 
-def _settled(config: EngineConfig, plan, device, source, draft, ranks):
+def _reads_early(config: EngineConfig, plan, device, most: int | None, is_alone: bool) -> bool:
+    """Whether the weights can come before the memory's plan, which may want them elsewhere on a GPU. most: bytes that there may be;
+    is_alone: no other rank has a say, and no disk is waited for."""
+    nbytes = sum(plan.memory_bytes.values())
+    if device.shares_memory:
+        return nbytes <= (config.max_memory or device.memory_total)
+    stays = config.resident_layers is None and config.expert_memory is None
+    return is_alone and stays and nbytes <= (most or 0) and loads.reads_beside()
+
+
+def _read_early(config: EngineConfig, plan, device, source) -> model_load.Model:
+    """Threads read while the memory is counted and the engine built (25 to 40 ms). A GPU's driver gives no memory while it registers a
+    file's pages (90 ms for 4 GB): that comes later there, unless they are registered."""
+    device.allocates = device.registered is None or not device.registered.hold(source.files)
+    return model_load.load_model(device, plan, verify_weights=config.verify_weights)
+
+
+def _settled(config: EngineConfig, plan, device, source, draft, ranks, bound):
     """The memory's plan, of several ranks one that all have room for; and what the model sees with."""
     tower = _find_tower(source, config, plan, device)
-    plan_again = partial(memory.plan_memory, plan=plan, device=device, draft=draft, ranks=ranks, tower=tower)
+    plan_again = partial(
+        memory.plan_memory, plan=plan, device=device, draft=draft, ranks=ranks, tower=tower, bound=bound
+    )
     planned = plan_again(config)
     return planned if ranks is None else ranks.agree(device, source, planned, plan_again), tower
 

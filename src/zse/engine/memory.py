@@ -93,20 +93,19 @@ class MemoryPlan(NamedTuple):
         )
 
 
-def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, tower=None) -> MemoryPlan:
+def plan_memory(config: EngineConfig, plan, device, draft=None, ranks=None, tower=None, bound=None) -> MemoryPlan:
     """Settle `config` for `plan` (zse.models.load.ModelPlan) on an open device and count its memory. draft: the
-    DraftPlan of what drafts beside. ranks: zse.engine.ranks.Ranks where the plan is a rank's share. tower: a TowerPlan.
+    DraftPlan of what drafts beside. ranks: zse.engine.ranks.Ranks where the plan is a rank's share. tower: a TowerPlan. bound: memory_bound()
+    from before the weights had their memory; None: they have none.
 
-    resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as
-    must. expert_memory: experts stay there, and have so many bytes on the device by turns.
-
-    Raises MemoryPlanError that names what does not fit, in bytes, and the option that shrinks it.
-    """
+    resident_layers: of the others the weights stay in host memory; AUTO_LAYERS: where not all layers fit, of as many as must. expert_memory:
+    experts stay there, and have so many bytes on the device by turns. Raises MemoryPlanError that names what does not fit, in bytes, and the
+    option that shrinks it."""
     model = plan.config
     beside = ranks.group.size if ranks is not None and device.shares_memory else 1  # ranks on this machine
     if not model.causal:
         config = for_encoder(config, model.max_context, device.kernels)
-    limit, option = _limit(config, device)
+    limit, option = bound or memory_bound(config, device)
     if config.expert_memory is not None:
         plan = expert_places.with_expert_memory(plan, config.expert_memory)
     weight_bytes = sum(plan.memory_bytes.values())
@@ -328,7 +327,7 @@ def _scratch(plan, device, tokens: int, ranks) -> int:
     )
 
 
-def _limit(config: EngineConfig, device) -> tuple[int | None, str]:
+def memory_bound(config: EngineConfig, device) -> tuple[int | None, str]:
     """Bytes that the parts may take together and what says so. ConfigError for options of another device."""
     if config.lazy_experts and device.kernels != "cpu":
         raise ConfigError(

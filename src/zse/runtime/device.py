@@ -309,16 +309,13 @@ class Device:
     """ "cpu" or "gpu": which launchers, layouts and settings; the key of every table that differs by kind of processor."""
     isa: str
     """The level or architecture that its kernels are compiled for: "x86-64-v3", "sm_90a", "gfx942"."""
-    arch: int = 0
-    """An NVIDIA GPU's compute capability as one number (90 for sm_90), 0 elsewhere."""
-    simt: bool = False
-    """A GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)."""
-    threads: int
-    """Of the pool that runs kernels; 0 on a GPU."""
-    num_sms: int = 1
-    """Multiprocessors: groups of blocks that run side by side."""
-    shared_bytes: int = 0
-    """Most shared memory of one block, in bytes."""
+    arch: int = 0  # an NVIDIA GPU's compute capability as one number (90 for sm_90), 0 elsewhere
+    simt: bool = (
+        False  # a GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)
+    )
+    threads: int  # of the pool that runs kernels; 0 on a GPU
+    num_sms: int = 1  # multiprocessors: groups of blocks that run side by side
+    shared_bytes: int = 0  # most shared memory of one block
     l2_bytes: int = 0  # of the last cache before memory; 0: unknown
     shares_memory: bool = True
     """Device memory is the host's: buffers have views, and a Staging is one memory."""
@@ -334,6 +331,8 @@ class Device:
     """Its own kernels make weights of what files hold otherwise, while they are loaded."""
     locks_memory: bool = False
     """What it copies from and to of the host's memory is page-locked, which takes time: it is to be had before it is used."""
+    allocates: bool = False
+    """A GPU's: much of its memory is still to be asked for, and its driver gives none while it registers files: loads read them."""
     registered: "Any" = None  # a GPU's: the RegisteredFiles (zse.engine) that its next load has, or None
     shares_buffers: bool = False
     """Processes of other devices can be given its buffers (zse.runtime.gpu_memory.export_buffer)."""
@@ -403,8 +402,7 @@ class Device:
         ctypes.memmove(tensor.address, data.tobytes(), data.nbytes)
 
     def copy(self, destination: int, source: int, nbytes: int) -> None:
-        """Copy `nbytes` within device memory, by address, after all that was submitted and before what will be. On a GPU
-        it may run later; the ranges must not overlap."""
+        """Copy `nbytes` within device memory, by address, after all that was submitted and before what will be. On a GPU it may run later; the ranges must not overlap."""
         self.synchronize()
         ctypes.memmove(destination, source, nbytes)
 
@@ -414,8 +412,7 @@ class Device:
         return Buffer(nbytes, label, self._account if self.shares_memory else Account())
 
     def copy_out(self, host: int, source: int, nbytes: int) -> None:
-        """Copy device memory to an address within host_memory(), in the order of copy(). The host may look once what
-        was submitted later is done."""
+        """Copy device memory to an address within host_memory(), in the order of copy(). The host may look once what was submitted later is done."""
         self.copy(host, source, nbytes)
 
     def copy_in(self, destination: int, host: int, nbytes: int) -> None:
@@ -471,10 +468,13 @@ class Device:
         raise NotImplementedError
 
     def load(self, jobs: "Sequence[LoadJob]", threads: int | None = None, sums: bool = False) -> "BackgroundLoad":
-        """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned.
-        threads: that read; default: the device's way. sums: take checksums too; a device whose copies the host does not see
-        leaves them out. Raises as Load does."""
+        """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned. threads: that read; default: the
+        device's way. sums: take checksums too; a device whose copies the host does not see leaves them out. Raises as Load does."""
         raise NotImplementedError
+
+    def has_allocated(self) -> None:
+        """Loads may register files from now on."""
+        self.allocates = False
 
     def close(self) -> None:
         """Stop the device's threads. Its graphs and loads must be done. Closing twice does nothing."""

@@ -4,8 +4,7 @@ import ctypes
 
 from zse.runtime import native
 from zse.runtime.bindings.driver import pointer_array
-from zse.runtime.load import BackgroundLoad, path_of
-from zse.runtime.probe import allowed_cpus
+from zse.runtime.load import READERS, BackgroundLoad, path_of, reads_beside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +20,6 @@ CHUNK_BYTES = 64 << 20
 # cache take 100 ms with 8 threads and slots of 2 MiB, pinning included; 159 with 4, 105 with 12, 105 with slots of 4
 # MiB.
 SLOT_BYTES = 2 << 20
-READERS = 8
 WARM_PERCENT = 95
 # A chunk takes 1.3 ms to register beside the copy of the one before; 2.9 where reading with 8 threads is faster.
 SLOW_US = 2000
@@ -63,10 +61,16 @@ class GPULoad(BackgroundLoad):
             threads=threads,
             warm_percent=WARM_PERCENT,
             register_flags=REGISTER_READ_ONLY,
-            slow_us=SLOW_US if threads >= READERS and len(allowed_cpus()) >= READERS else 0,
+            slow_us=SLOW_US if threads >= READERS and reads_beside() else 0,
             kept=ctypes.addressof(self._kept),
             num_kept=len(self._kept),
+            waits=device.allocates,
         )
+
+    def register(self) -> None:
+        """Let a load that began while the device's memory was asked for (GPUDevice.allocates) register what is left of the files."""
+        if self._handle:
+            self._runtime.zse_load_register(self._handle)
 
     @property
     def mapped(self) -> bool:

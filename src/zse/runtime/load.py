@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from zse.errors import DeviceError, FormatError
-from zse.runtime import native
+from zse.runtime import native, probe
 from zse.runtime.args import encode, names_error, slots_of
 from zse.runtime.buffer import buffers_of
 
@@ -19,8 +19,14 @@ if TYPE_CHECKING:
     from zse.runtime.gpu import GPUDevice
 
 MAX_STAGING = 8 << 20  # bytes of a piece that passes a kernel
-AHEAD_THREADS, AHEAD_BYTES = 8, 2 << 20  # of reading ahead
+READERS = 8  # threads that read for a GPU, or ahead
+AHEAD_BYTES = 2 << 20  # of a piece
 WHOLE = 1 << 40  # slot_bytes: a job is read at once
+
+
+def reads_beside() -> bool:
+    """Whether so many threads leave cores to others."""
+    return len(probe.allowed_cpus()) >= READERS
 
 
 class LoadStep(NamedTuple):
@@ -240,7 +246,7 @@ class ReadAhead(BackgroundLoad):
             room -= nbytes
         if not jobs:
             return  # most often
-        super().__init__(SimpleNamespace(_runtime=native.runtime()), jobs, AHEAD_THREADS)  # type: ignore[arg-type]
+        super().__init__(SimpleNamespace(_runtime=native.runtime()), jobs, READERS)  # type: ignore[arg-type]
 
     def _options(self, threads: int) -> native.LoadOptions:
         return native.LoadOptions(threads=threads, slot_bytes=AHEAD_BYTES, ahead=1)
