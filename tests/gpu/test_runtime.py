@@ -251,7 +251,7 @@ def test_too_much_memory_is_refused_and_nothing_is_lost():
     assert GPU.read(GPU.alloc(10)) == bytes(10)
 
 
-@pytest.mark.parametrize("way", ["mapped", "read", "slow"])
+@pytest.mark.parametrize("way", ["mapped", "read", "slow", "early"])
 def test_loading(way, tmp_path, monkeypatch):
     from zse.runtime import gpu_load
 
@@ -261,6 +261,7 @@ def test_loading(way, tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_load, "SLOW_US", 1 if way == "slow" else 0)
     monkeypatch.setattr(gpu_load, "CHUNK_BYTES", 16 << 20)
     monkeypatch.setattr(GPU, "can_register", way != "read")
+    monkeypatch.setattr(GPU, "allocates", way == "early")
     fd = os.open(path, os.O_RDONLY)
     try:
         buffer = GPU.alloc(len(content), "weights")
@@ -274,6 +275,7 @@ def test_loading(way, tmp_path, monkeypatch):
         )
         load.wait()
         assert GPU.read(buffer) == content
+        assert load.mapped == (way == "mapped")
         GPU.tidy_loads()
     finally:
         os.close(fd)

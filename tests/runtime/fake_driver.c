@@ -44,7 +44,7 @@ static char context_object;
 /* ---- settings, failures, counters: what a test asks for and looks at ---- */
 
 static int settings_devices = 1, settings_version = 13000, settings_major = 9, settings_minor = 0, settings_vmm = 1;
-static int settings_eager_copies, settings_register_us, settings_copy_us, settings_init_us, settings_mode, settings_mps, settings_shared = 232448, settings_read_only_register = 1;
+static int settings_eager_copies, settings_register_us, settings_init_us, settings_mode, settings_mps, settings_shared = 232448, settings_read_only_register = 1;
 static size_t memory_limit = 1ull << 30, memory_used;
 
 #define MAX_RULES 64
@@ -62,7 +62,6 @@ void fake_set(const char *name, long long value) {
     else if (!strcmp(name, "shared")) settings_shared = (int)value;
     else if (!strcmp(name, "init_us")) settings_init_us = (int)value;
     else if (!strcmp(name, "register_us")) settings_register_us = (int)value;
-    else if (!strcmp(name, "copy_us")) settings_copy_us = (int)value;
     else if (!strcmp(name, "eager_copies")) settings_eager_copies = (int)value;
     else if (!strcmp(name, "memory")) memory_limit = (size_t)value;
     else if (!strcmp(name, "read_only_register")) settings_read_only_register = (int)value;
@@ -91,7 +90,7 @@ long fake_count(const char *role) {
 size_t fake_memory_used(void) { return memory_used; }
 int fake_contexts(void) { return contexts; }
 
-static int enter(const char *role, int needs_context) {
+static int counted(const char *role, int needs_context) {
     int i = 0;
     while (i < 127 && counters[i].role[0] && strcmp(counters[i].role, role)) i++;
     snprintf(counters[i].role, sizeof counters[i].role, "%s", role);
@@ -107,6 +106,15 @@ static int enter(const char *role, int needs_context) {
             return rules[rule].code;
         }
     return needs_context && !current ? INVALID_CONTEXT : OK;
+}
+
+/* Some functions are called without the lock, by several threads. */
+static int enter(const char *role, int needs_context) {
+    static pthread_mutex_t counting = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&counting);
+    int status = counted(role, needs_context);
+    pthread_mutex_unlock(&counting);
+    return status;
 }
 
 #define ENTER(role)                             \
@@ -535,7 +543,6 @@ int NAME(cuMemsetD8Async, hipMemsetD8Async)(address_t device, unsigned char valu
 
 int NAME(cuMemcpyHtoDAsync_v2, hipMemcpyHtoDAsync)(address_t device, void *host, size_t nbytes, stream_t *stream) {
     ENTER("to_device_async");
-    if (settings_copy_us) usleep((useconds_t)settings_copy_us);
     op_t op = {.kind = TO_DEVICE, .device = device, .host = host, .nbytes = nbytes};
     if (!is_pinned((uintptr_t)host, nbytes)) {
         op.copied = malloc(nbytes);

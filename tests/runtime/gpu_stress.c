@@ -85,7 +85,7 @@ int main(int count, char **arguments) {
             output[i] = (zse_load_output){.address = (uint64_t)(uintptr_t)(device + part * i), .nbytes = nbytes, .slot = 1};
         }
         zse_load_options options = {.chunk_bytes = mapped ? 65536 : 0, .window_bytes = round % 3 ? 0 : 131072, .slot_bytes = 8192,
-                                        .pin = pin, .unpin = unpin, .events = events, .threads = threads, .warm_percent = 0, .waits = round % 4 < 2};
+                                        .pin = pin, .unpin = unpin, .events = events, .threads = threads, .warm_percent = 0};
         calls = 0;
         fail_at = fails ? 1 + round * 7 % 50 : -1;
         int32_t error;
@@ -117,7 +117,6 @@ int main(int count, char **arguments) {
         driver.launch = launch;
         if (!load) return 3;
         zse_load_result result;
-        if (round % 8 < 3) zse_load_register(load);
         if (round % 11 == 10) zse_load_cancel(load);
         zse_load_wait(load, &result);
         zse_load_close(load);

@@ -106,6 +106,17 @@ def test_a_load_goes_on_where_registering_was_interrupted(device, fake, models, 
     assert fake.count("host_register") == 5
 
 
+@pytest.mark.parametrize("wanted", [1, 2])
+def test_a_load_that_reads_gives_back_what_was_registered(device, fake, models, wanted):
+    """While the device's memory is asked for files are read: those that others wait for, and one that is registered in part."""
+    files = RegisteredFiles(device)
+    files.want(models[-wanted:], 1 << 30)
+    assert all(files.register_next() for _ in range(3))
+    device.allocates = True
+    assert load(device, models[1]) == content(models[1])
+    assert fake.count("host_register") == 3 + gpu_load.READERS == fake.count("host_unregister")
+
+
 @pytest.mark.parametrize("how", ["written", "replaced", "longer"])
 def test_a_file_that_changed_is_loaded_as_it_is(device, models, how):
     files = RegisteredFiles(device)

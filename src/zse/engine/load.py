@@ -103,9 +103,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         if planned.config.role != "both" or planned.config.kv_listen or planned.config.kv_peers:
             roles.open_roles(engine, planned.config, source, config.quantize)
         phases.mark("engine built")
-        if early:
-            device.has_allocated()
-        else:
+        if not early:
             model.start()  # beside what reads ahead: alone its threads need a second more of a cold disk
             phases.mark("weights reading")
         if draft is not None:
@@ -158,10 +156,13 @@ def _reads_early(config: EngineConfig, plan, device, most: int | None, is_alone:
 
 
 def _read_early(config: EngineConfig, plan, device, source) -> model_load.Model:
-    """Threads read while the memory is counted and the engine built (25 to 40 ms). A GPU's driver gives no memory while it registers a
-    file's pages (90 ms for 4 GB): that comes later there, unless they are registered."""
+    """The model, whose weights come while the memory is counted and the engine built (25 to 60 ms). A GPU's driver gives no memory while it
+    registers a file's pages (90 ms for 4 GB): threads read them there, unless all are registered."""
     device.allocates = device.registered is None or not device.registered.hold(source.files)
-    return model_load.load_model(device, plan, verify_weights=config.verify_weights)
+    try:
+        return model_load.load_model(device, plan, verify_weights=config.verify_weights)
+    finally:
+        device.allocates = False
 
 
 def _settled(config: EngineConfig, plan, device, source, draft, ranks, bound):

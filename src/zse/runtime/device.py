@@ -310,9 +310,8 @@ class Device:
     isa: str
     """The level or architecture that its kernels are compiled for: "x86-64-v3", "sm_90a", "gfx942"."""
     arch: int = 0  # an NVIDIA GPU's compute capability as one number (90 for sm_90), 0 elsewhere
-    simt: bool = (
-        False  # a GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)
-    )
+    simt: bool = False
+    """A GPU of whose instructions the kernel language has no matrix products and no copies (HIP, Metal)."""
     threads: int  # of the pool that runs kernels; 0 on a GPU
     num_sms: int = 1  # multiprocessors: groups of blocks that run side by side
     shared_bytes: int = 0  # most shared memory of one block
@@ -471,10 +470,6 @@ class Device:
         """Start the jobs in the background, about in order. Keep files and destinations until `wait` returned. threads: that read; default: the
         device's way. sums: take checksums too; a device whose copies the host does not see leaves them out. Raises as Load does."""
         raise NotImplementedError
-
-    def has_allocated(self) -> None:
-        """Loads may register files from now on."""
-        self.allocates = False
 
     def close(self) -> None:
         """Stop the device's threads. Its graphs and loads must be done. Closing twice does nothing."""

@@ -318,11 +318,6 @@ class GPUDevice(PackedGPU):
             threads = min(probe.default_threads(), most) if any(job.symbol for job in jobs) else most
         return gpu_load.GPULoad(self, jobs, min(threads, 64))
 
-    def has_allocated(self) -> None:
-        super().has_allocated()
-        for load in list(self._loads):
-            load.register()
-
     def tidy_loads(self, wait: bool = True) -> None:
         """Forget loads that have unregistered and unmapped their files; wait: until all that are done have."""
         for entry in list(self._tidying):

@@ -20,7 +20,7 @@ CHUNK_BYTES = 64 << 20
 # cache take 100 ms with 8 threads and slots of 2 MiB, pinning included; 159 with 4, 105 with 12, 105 with slots of 4
 # MiB.
 SLOT_BYTES = 2 << 20
-WARM_PERCENT = 95
+WARM_PERCENT, NEVER_PERCENT = 95, 101
 # A chunk takes 1.3 ms to register beside the copy of the one before; 2.9 where reading with 8 threads is faster.
 SLOW_US = 2000
 REGISTER_READ_ONLY = 8  # CU_MEMHOSTREGISTER_READ_ONLY, hipHostRegisterReadOnly
@@ -59,18 +59,12 @@ class GPULoad(BackgroundLoad):
             stream=device.copy_stream,
             events=ctypes.addressof(self._event_array),
             threads=threads,
-            warm_percent=WARM_PERCENT,
+            warm_percent=NEVER_PERCENT if device.allocates else WARM_PERCENT,
             register_flags=REGISTER_READ_ONLY,
             slow_us=SLOW_US if threads >= READERS and reads_beside() else 0,
             kept=ctypes.addressof(self._kept),
             num_kept=len(self._kept),
-            waits=device.allocates,
         )
-
-    def register(self) -> None:
-        """Let a load that began while the device's memory was asked for (GPUDevice.allocates) register what is left of the files."""
-        if self._handle:
-            self._runtime.zse_load_register(self._handle)
 
     @property
     def mapped(self) -> bool:

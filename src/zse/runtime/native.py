@@ -95,7 +95,7 @@ class LoadOptions(ctypes.Structure):
         "pointer pin unpin stream events",
         "i32 threads warm_percent",
         "u32 register_flags slow_us",
-        "i32 sums ahead waits reserved",
+        "i32 sums ahead",
         "pointer kept",
         "i64 num_kept",
     )
@@ -117,7 +117,6 @@ _SIGNATURES = {
         [POINTER(GPUDriverTable), POINTER(LoadOptions), *[c_void_p, c_int64] * 4, POINTER(c_int32)],
     ),
     "zse_load_finished": (c_int32, [c_void_p]),
-    "zse_load_register": (None, [c_void_p]),
     "zse_load_tidy": (c_int32, [c_void_p]),
     "zse_load_wait": (None, [c_void_p, POINTER(LoadResult)]),
     "zse_load_cancel": (None, [c_void_p]),

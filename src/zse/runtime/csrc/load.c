@@ -101,17 +101,6 @@ struct worker {
     int32_t index;
 };
 
-/* The next piece, or NULL: all are somebody's. */
-static const struct piece *take_piece(zse_load *load) {
-    const struct piece *piece = NULL;
-    pthread_mutex_lock(&load->lock);
-    while (load->next == load->end && load->tries_last) pthread_cond_wait(&load->stepped, &load->lock);
-    if (load->next < load->end) piece = &load->pieces[load->next++];
-    if (load->next == load->end) pthread_cond_broadcast(&load->stepped);
-    pthread_mutex_unlock(&load->lock);
-    return piece;
-}
-
 /* Pinned memory for a thread. Its own, in large pages where the system has them, takes 1.5 ms to touch and 0.2 to register, beside other
  * threads'; of the driver's all of them wait for each other (12 to 18 ms for 32 MiB, H200). 0, or the driver's status. */
 static int32_t take_slots(zse_load *load, struct slots *slots) {
@@ -149,8 +138,10 @@ static void *worker_main(void *argument) {
     int32_t status = own ? load->driver.set_current(load->driver.current) : 0;
     if (own && !status && !own->memory) status = take_slots(load, own);
     char *slots = own ? own->memory : NULL;
-    const struct piece *piece;
-    while (!atomic_load_explicit(&load->cancelled, memory_order_relaxed) && (piece = take_piece(load))) {
+    while (!atomic_load_explicit(&load->cancelled, memory_order_relaxed)) {
+        int64_t index = atomic_fetch_add_explicit(&load->next, 1, memory_order_relaxed);
+        if (index >= load->num_pieces) break;
+        const struct piece *piece = &load->pieces[index];
         int64_t needed = load->jobs[piece->job].fn ? staging_bytes(&load->jobs[piece->job]) : load->options.ahead ? piece->nbytes : 0;
         if (needed > staged) {
             free(staging);
@@ -178,7 +169,7 @@ static void *worker_main(void *argument) {
 /* Pieces of the jobs from `first` on (those with a kernel only, or all; of job `first` what is not done yet), and the threads that
  * bring them. 0, or the error is set. */
 static int32_t start_workers(zse_load *load, struct piece first, int direct_too) {
-    int64_t count = 0, most = load->options.slot_bytes, at;
+    int64_t count = 0, most = load->options.slot_bytes;
     load->slot_bytes = most;
     for (int64_t i = first.job; i < load->num_jobs; i++) {
         const zse_load_job *job = &load->jobs[i];
@@ -188,7 +179,7 @@ static int32_t start_workers(zse_load *load, struct piece first, int direct_too)
             if (made > load->slot_bytes) load->slot_bytes = made;
             count++;
         } else if (direct_too)
-            count += (job->nbytes + most - 1) / most + 1;
+            count += (job->nbytes + most - 1) / most;
     }
     if (!count) return 0;
     load->pieces = malloc((size_t)count * sizeof *load->pieces);
@@ -198,16 +189,13 @@ static int32_t start_workers(zse_load *load, struct piece first, int direct_too)
     }
     for (int64_t i = first.job; i < load->num_jobs; i++) {
         const zse_load_job *job = &load->jobs[i];
-        if (job->fn) load->pieces[load->end++] = (struct piece){i, 0, job->nbytes};
+        if (job->fn) load->pieces[load->num_pieces++] = (struct piece){i, 0, job->nbytes};
         else if (direct_too)
-            /* They end where a chunk of the file may, which is a multiple of them. */
-            for (at = i == first.job ? first.offset : 0; at < job->nbytes; at += load->pieces[load->end++].nbytes) {
-                int64_t room = most - (job->offset + at) % most;
-                load->pieces[load->end] = (struct piece){i, at, job->nbytes - at < room ? job->nbytes - at : room};
-            }
+            for (int64_t at = i == first.job ? first.offset : 0; at < job->nbytes; at += most)
+                load->pieces[load->num_pieces++] = (struct piece){i, at, job->nbytes - at < most ? job->nbytes - at : most};
     }
     int32_t threads = load->options.threads;
-    if (threads > load->end) threads = (int32_t)load->end;
+    if (threads > load->num_pieces) threads = (int32_t)load->num_pieces;
     for (int32_t i = 0; i < threads; i++) {
         struct worker *worker = malloc(sizeof *worker);
         if (worker) *worker = (struct worker){load, i};
@@ -251,21 +239,13 @@ static int load_mapped(zse_load *load) {
     end_workers(load);
     free(load->pieces);
     load->pieces = NULL;
-    load->next = load->end = 0;
+    load->num_pieces = 0;
+    atomic_store(&load->next, 0);
     for (int64_t i = rest.job; i < load->num_jobs; i++)
         if (load->jobs[i].fn) load->jobs[i].fn = NULL, load->jobs[i].nbytes = 0; /* done */
     load->result.mapped = 0;
     start_workers(load, rest, 1);
     return 1;
-}
-
-/* Reads from the beginning on, and from the end once it may register. */
-static void load_read(zse_load *load) {
-    if (start_workers(load, (struct piece){0}, 1) || !load->options.waits || load->num_steps || !load_map(load)) return;
-    pthread_mutex_lock(&load->lock);
-    while (load->waits && load->next < load->end && !atomic_load(&load->cancelled)) pthread_cond_wait(&load->stepped, &load->lock);
-    pthread_mutex_unlock(&load->lock);
-    load_copy_last(load);
 }
 
 static void *manager_main(void *argument) {
@@ -274,7 +254,7 @@ static void *manager_main(void *argument) {
     int64_t last = load->num_jobs ? load->num_jobs - 1 : 0;
     int32_t status = driver->set_current ? driver->set_current(driver->current) : 0;
     if (status) load_fail(load, 0, 1, status, 0);
-    else if (load->options.waits || !load_mapped(load)) load_read(load);
+    else if (!load_mapped(load)) start_workers(load, (struct piece){0}, 1);
     end_workers(load);
     if (driver->set_current) {
         /* The end of the copies: after this the caller may use the weights; the rest is tidying up. */
@@ -351,7 +331,6 @@ zse_load *zse_load_start(const zse_gpu_driver *driver, const zse_load_options *o
     load->files = calloc((size_t)(num_jobs + options->num_kept + 1), sizeof *load->files);
     load->sums = options->sums ? calloc(num_jobs ? (size_t)num_jobs : 1, sizeof *load->sums) : NULL;
     load->slots = driver ? calloc((size_t)options->threads, sizeof *load->slots) : NULL;
-    load->waits = options->waits;
     load->result.job = -1;
     int has_all = load->jobs && load->args && load->outputs && load->steps && load->events && load->files && (load->slots || !driver) && load_take_kept(load);
     if (has_all && (load->sums || !options->sums)) {
@@ -377,13 +356,6 @@ void zse_load_wait(zse_load *load, zse_load_result *result) {
 }
 
 void zse_load_sums(const zse_load *load, uint32_t *sums) { memcpy(sums, load->sums, (size_t)load->num_jobs * sizeof *sums); }
-
-void zse_load_register(zse_load *load) {
-    pthread_mutex_lock(&load->lock);
-    load->waits = 0;
-    pthread_cond_broadcast(&load->stepped);
-    pthread_mutex_unlock(&load->lock);
-}
 
 void zse_load_cancel(zse_load *load) {
     pthread_mutex_lock(&load->lock);

@@ -54,14 +54,13 @@ struct zse_load {
     zse_load_kept *kept;
     struct pinned *pinned; /* of them those from first_pinned on are registered */
     int64_t num_pinned, first_pinned;
-    int64_t registered_bytes, full_chunks, full_chunks_us; /* of what this load has registered, and how long chunks took */
-    struct piece *pieces; /* of them [next, end) are nobody's so far; under the lock */
-    int64_t next, end;
-    int32_t waits, tries_last; /* registers nothing yet; the last pieces are being registered, and may come back */
+    struct piece *pieces;
+    int64_t num_pieces;
+    _Atomic int64_t next; /* piece */
     _Atomic int32_t cancelled, finished, closing, tidy;
     pthread_mutex_t lock;
     pthread_cond_t changed; /* finished or closing */
-    pthread_cond_t stepped; /* num_launched, cancelled, waits, tries_last, or no piece is left */
+    pthread_cond_t stepped; /* num_launched or cancelled */
     zse_load_result result;
     void **events; /* of the slots, then one */
     struct slots *slots; /* of each thread */
@@ -80,8 +79,6 @@ int load_take_kept(zse_load *load);
 int load_map(zse_load *load);
 /* All direct jobs, in order. Returns where it stopped: the first job that is not done, and the offset in it. */
 struct piece load_copy_mapped(zse_load *load);
-/* Once the load may register: takes pieces from the end, a chunk of a file at a time, while threads read from the beginning. */
-void load_copy_last(zse_load *load);
 /* Gives the registrations back. */
 void load_unregister(zse_load *load);
 

@@ -74,7 +74,7 @@ static int map_files(zse_load *load) {
         struct file *file = &load->files[i];
         struct stat facts;
         if (file->fd < 0) continue;
-        file->base -= file->base % chunk;
+        file->base -= file->base % page;
         file->num_chunks = (file->end - file->base + chunk - 1) / chunk;
         file->low = malloc((size_t)file->num_chunks * sizeof *file->low);
         file->high = calloc((size_t)file->num_chunks, sizeof *file->high);
@@ -145,29 +145,13 @@ void load_unregister(zse_load *load) {
     }
 }
 
-static int has_room(const zse_load *load, int64_t nbytes) {
-    return !load->options.window_bytes || load->registered_bytes + nbytes <= load->options.window_bytes;
-}
-
-/* Bytes [low, high) of a file's chunk. 0: the driver does not take them, or takes too long for those before. */
-static int register_chunk(zse_load *load, struct file *file, int64_t c, int64_t low, int64_t high) {
-    const zse_load_options *options = &load->options;
-    if (options->slow_us && load->full_chunks == SLOW_CHUNKS && load->full_chunks_us > (SLOW_CHUNKS - 1) * (int64_t)options->slow_us) return 0;
-    int64_t started = zse_now_us();
-    if (load->driver.host_register(file->map + low, (size_t)(high - low), options->register_flags)) return 0;
-    if (high - low == options->chunk_bytes && load->full_chunks < SLOW_CHUNKS && load->full_chunks++) load->full_chunks_us += zse_now_us() - started;
-    load->pinned[load->num_pinned++] = (struct pinned){file, c, low, high};
-    load->registered_bytes += high - low;
-    return 1;
-}
-
 /* All direct jobs, in order. Returns where it stopped: a chunk that cannot be registered ends it, and so do
  * chunks that take too long. Registering moves pages that lie where the kernel wants none pinned, and costs more for small
  * pages of the cache: 190 ms for 4 GiB, where reading takes 100 (H200). */
 struct piece load_copy_mapped(zse_load *load) {
     const struct piece all = {.job = load->num_jobs};
-    int64_t chunk = load->options.chunk_bytes, page = sysconf(_SC_PAGESIZE);
-    load->registered_bytes = load->num_pinned * chunk; /* what was kept */
+    int64_t chunk = load->options.chunk_bytes, page = sysconf(_SC_PAGESIZE), spent_us = 0, full_chunks = 0;
+    int64_t held = load->num_pinned * chunk; /* what was kept */
     void *event = load->events[load->options.threads * SLOTS];
     for (int64_t i = 0; i < load->num_jobs; i++) {
         const zse_load_job *job = &load->jobs[i];
@@ -180,7 +164,7 @@ struct piece load_copy_mapped(zse_load *load) {
             int64_t c = start / chunk, stop = (c + 1) * chunk < end ? (c + 1) * chunk : end;
             if (file->low[c] >= 0) {
                 int64_t low = file->low[c] / page * page, high = (file->high[c] + page - 1) / page * page;
-                if (!has_room(load, high - low)) {
+                if (load->options.window_bytes && held + high - low > load->options.window_bytes) {
                     /* Everything so far is copied before more is pinned. */
                     int32_t status = load->driver.event_record(event, load->options.stream);
                     if (!status) status = load->driver.event_wait(event);
@@ -189,10 +173,16 @@ struct piece load_copy_mapped(zse_load *load) {
                         return all;
                     }
                     while (load->first_pinned < load->num_pinned) unregister_first(load);
-                    load->registered_bytes = 0;
+                    held = 0;
                 }
                 const struct piece here = {.job = i, .offset = start - first};
-                if (!register_chunk(load, file, c, low, high)) return here;
+                if (load->options.slow_us && full_chunks == SLOW_CHUNKS && spent_us > (SLOW_CHUNKS - 1) * (int64_t)load->options.slow_us)
+                    return here;
+                int64_t started = zse_now_us();
+                if (load->driver.host_register(file->map + low, (size_t)(high - low), load->options.register_flags)) return here;
+                if (high - low == chunk && full_chunks < SLOW_CHUNKS && full_chunks++) spent_us += zse_now_us() - started;
+                load->pinned[load->num_pinned++] = (struct pinned){file, c, low, high};
+                held += high - low;
                 file->low[c] = -1;
             } else if (load->options.window_bytes) {
                 /* A chunk that came before may have been given back: then it is registered again. */
@@ -213,57 +203,6 @@ struct piece load_copy_mapped(zse_load *load) {
         }
     }
     return all;
-}
-
-/* How many of the last pieces lie in one chunk of a file, of which nobody has any; they are not to be taken meanwhile. 0: leave them. */
-static int64_t take_last(zse_load *load) {
-    int64_t count = 0, chunk = load->options.chunk_bytes, at = -1;
-    pthread_mutex_lock(&load->lock);
-    for (; load->end - count > load->next; count++) {
-        const struct piece *piece = &load->pieces[load->end - count - 1];
-        const zse_load_job *job = &load->jobs[piece->job];
-        int64_t start = job->offset + piece->offset;
-        if (job->fn || job->fd != load->jobs[load->pieces[load->end - 1].job].fd || (at >= 0 && start / chunk != at)) break;
-        at = start / chunk;
-    }
-    /* The threads that read have the rest in less time than registering it takes. */
-    if (load->end - count - load->next < SLOTS * load->options.threads) count = 0;
-    load->end -= count;
-    load->tries_last = count > 0;
-    pthread_mutex_unlock(&load->lock);
-    return count;
-}
-
-void load_copy_last(zse_load *load) {
-    int64_t count, page = sysconf(_SC_PAGESIZE), chunk = load->options.chunk_bytes;
-    while (!atomic_load(&load->cancelled) && (count = take_last(load))) {
-        const struct piece *pieces = &load->pieces[load->end]; /* which nobody moves meanwhile */
-        const zse_load_job *first = &load->jobs[pieces->job];
-        struct file *file = file_of(load, first->fd);
-        int64_t low = INT64_MAX, high = 0;
-        for (int64_t i = 0; i < count; i++) {
-            int64_t start = load->jobs[pieces[i].job].offset + pieces[i].offset - file->base;
-            if (start < low) low = start;
-            if (start + pieces[i].nbytes > high) high = start + pieces[i].nbytes;
-        }
-        low = low / page * page, high = (high + page - 1) / page * page;
-        int done = has_room(load, high - low) && register_chunk(load, file, low / chunk, low, high);
-        pthread_mutex_lock(&load->lock);
-        if (!done) load->end += count;
-        load->tries_last = 0;
-        pthread_cond_broadcast(&load->stepped);
-        pthread_mutex_unlock(&load->lock);
-        if (!done) return;
-        load->result.mapped = 1;
-        for (int64_t i = 0; i < count; i++) {
-            const zse_load_job *job = &load->jobs[pieces[i].job];
-            uint64_t device = load->outputs[job->first_output].address + (uint64_t)pieces[i].offset;
-            int32_t status = load_copy(load, pieces[i].job, device, file->map + job->offset + pieces[i].offset - file->base, pieces[i].nbytes);
-            if (!status) continue;
-            load_fail(load, pieces[i].job, 1, status, pieces[i].offset);
-            return;
-        }
-    }
 }
 
 int load_map(zse_load *load) { return map_files(load) && load->num_files && is_warm(load); }

@@ -39,11 +39,11 @@ typedef struct {
 } zse_load_kept;
 
 /* How. threads: that read. slot_bytes: most that is read at once, and of a pinned slot. The rest is for a GPU. chunk_bytes: of file
- * mappings that are registered at once, a multiple of slot_bytes, 0: never map. window_bytes: most that is registered. pin, unpin: pinned memory for
+ * mappings that are registered at once, 0: never map. window_bytes: most that is registered. pin, unpin: pinned memory for
  * who has none of its own that the driver registers. warm_percent: a load of which that much is in the page cache is mapped, another one read.
  * slow_us: a chunk that takes longer to register is slow: after some of them the rest is read; 0: never. events: threads * 2 + 1.
  * sums (the host's memory alone): the CRC-32 of what each job read is taken while it lies in the core's cache. ahead: jobs without
- * outputs bring their bytes into the page cache and no further. waits: files are read, until zse_load_register(). kept: files that are registered already, whether jobs need them or not; a
+ * outputs bring their bytes into the page cache and no further. kept: files that are registered already, whether jobs need them or not; a
  * load that was started gives them back with those that it registers itself. */
 typedef struct {
     int64_t chunk_bytes, window_bytes, slot_bytes;
@@ -53,7 +53,7 @@ typedef struct {
     void *const *events;
     int32_t threads, warm_percent;
     uint32_t register_flags, slow_us;
-    int32_t sums, ahead, waits, reserved;
+    int32_t sums, ahead;
     const zse_load_kept *kept;
     int64_t num_kept;
 } zse_load_options;
@@ -75,8 +75,6 @@ int32_t zse_load_finished(zse_load *load); /* whether wait would return at once 
 int32_t zse_load_tidy(zse_load *load);     /* whether close would return at once */
 /* Until all jobs are done, or one failed and none runs. */
 void zse_load_wait(zse_load *load, zse_load_result *result);
-/* A load that waited may register files from now on: of what is left it does so from the end, where that is quick. */
-void zse_load_register(zse_load *load);
 void zse_load_cancel(zse_load *load); /* start no further job */
 /* After wait, where no job failed: the CRC-32 of each job's bytes. */
 void zse_load_sums(const zse_load *load, uint32_t *sums);
