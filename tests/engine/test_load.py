@@ -168,11 +168,11 @@ def test_a_gpu_s_weights_are_read_while_the_engine_is_built(tmp_path, monkeypatc
     path, gpu = str(tiny_model.write(tmp_path / "tiny", head_dim=64)), NullGPU("sm_90a")
     gpu.isa = "sm_90a"
     late = ["weights", "memory", "loading"]
-    monkeypatch.setattr(load.loads.probe, "allowed_cpus", lambda: range(16))
+    monkeypatch.setattr(load.loads, "reads_beside", lambda: True)
     assert phases() == ["weights", "reading", "memory"]
     assert phases(resident_layers=1) == ["memory", *late]  # what is asked for how quick the way there is
     with monkeypatch.context() as patch:
-        patch.setattr(load.loads.probe, "allowed_cpus", lambda: range(4))
+        patch.setattr(load.loads, "reads_beside", lambda: False)
         assert phases()[:3] == late
     with monkeypatch.context() as patch:
         patch.setattr("zse.formats.file.ModelFile.is_cold", True)

@@ -11,7 +11,7 @@ import pytest
 from gpu_fixtures import Fake, kernels
 
 from zse.errors import DeviceError, DeviceLost, FormatError
-from zse.runtime import gpu_load, probe
+from zse.runtime import gpu_load
 from zse.runtime.bindings.cuda import CUDADriver
 from zse.runtime.cpu import CPUDevice
 from zse.runtime.cuda import CUDADevice
@@ -157,7 +157,7 @@ def test_a_mapping_that_the_driver_refuses_is_read(device, fake, file, after):
 
 @pytest.mark.parametrize("name", RANGES)
 def test_where_registering_is_slow_the_rest_is_read(device, fake, file, monkeypatch, name):
-    monkeypatch.setattr(probe, "allowed_cpus", lambda: range(64))
+    monkeypatch.setattr(gpu_load, "reads_beside", lambda: True)
     monkeypatch.setattr(gpu_load, "SLOW_US", 1)
     path, fd = file
     fake.set(register_us=500)

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from zse.errors import ConfigError
-from zse.runtime import isa, native, probe
+from zse.runtime import isa, load, native, probe
 
 
 @pytest.fixture
@@ -56,6 +56,7 @@ def test_the_control_group_bounds_the_threads(files, monkeypatch, content, quota
     files.update(content)
     assert probe.quota_cpus() == quota
     assert probe.default_threads() == threads
+    assert load.reads_beside() == (threads == 8)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ WHOLE = 1 << 40  # slot_bytes: a job is read at once
 
 
 def reads_beside() -> bool:
-    """Whether so many threads leave cores to others."""
-    return len(probe.allowed_cpus()) >= READERS
+    """Whether so many threads leave cores to others, within the control group's quota: who is over it is stopped with all its threads."""
+    return min(len(probe.allowed_cpus()), probe.quota_cpus() or READERS) >= READERS
 
 
 class LoadStep(NamedTuple):
