@@ -88,7 +88,7 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             whole = plan.config if plan.share is None else plan.share.whole
             draft = draft_model.plan_drafts(config, source, whole, device.kernels)
         bound = memory.memory_bound(config, device)
-        if early := _reads_early(config, plan, device, bound[0], ranks is None and ahead.finished):
+        if early := _reads_early(config, plan, device, source, bound[0], ranks is None and ahead.finished):
             ahead.stop()
             model = _read_early(config, plan, device, source)
             phases.mark("weights reading")
@@ -145,14 +145,15 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
     return Loaded(engine, planned.config, whole, source, device, planned)
 
 
-def _reads_early(config: EngineConfig, plan, device, most: int | None, is_alone: bool) -> bool:
+def _reads_early(config: EngineConfig, plan, device, source, most: int | None, is_alone: bool) -> bool:
     """Whether the weights can come before the memory's plan, which may want them elsewhere on a GPU. most: bytes that there may be;
     is_alone: no other rank has a say, and no disk is waited for."""
     nbytes = sum(plan.memory_bytes.values())
     if device.shares_memory:
         return nbytes <= (config.max_memory or device.memory_total)
     stays = config.resident_layers is None and config.expert_memory is None
-    return is_alone and stays and nbytes <= (most or 0) and loads.reads_beside()
+    held = device.registered is not None and device.registered.hold(source.files)  # which takes no thread
+    return is_alone and stays and nbytes <= (most or 0) and (held or loads.reads_beside())
 
 
 def _read_early(config: EngineConfig, plan, device, source) -> model_load.Model:

@@ -237,6 +237,14 @@ static int load_mapped(zse_load *load) {
     if (rest.job == load->num_jobs) return 1;
     /* The driver does not take the mapping: read from there on. The kernels' threads end first. */
     end_workers(load);
+    /* Their copies, too: the threads that come read into the same memory. */
+    void *event = load->events[load->options.threads * SLOTS];
+    int32_t status = load->driver.event_record(event, load->options.stream);
+    if (!status) status = load->driver.event_wait(event);
+    if (status) {
+        load_fail(load, rest.job, 1, status, rest.offset);
+        return 1;
+    }
     free(load->pieces);
     load->pieces = NULL;
     load->num_pieces = 0;
