@@ -182,3 +182,18 @@ def test_a_gpu_s_weights_are_read_while_the_engine_is_built(tmp_path, monkeypatc
         patch.setattr(Noting, "registered", SimpleNamespace(hold=lambda files: True))
         patch.setattr(load.loads, "reads_beside", lambda: False)
         assert phases() == ["weights", "loading", "memory"]
+
+
+def test_weights_that_were_read_for_nothing_leave_the_gpu(tmp_path, monkeypatch):
+    """The context, with which its memory goes, stays where another engine of the process has the GPU."""
+    from zse.engine.needed import AskingGPU
+    from zse.runtime.null import NullGPU
+
+    monkeypatch.setattr(load.loads, "reads_beside", lambda: True)
+    path, gpu = str(tiny_model.write(tmp_path / "tiny", head_dim=64)), NullGPU("sm_90a")
+    gpu.isa = "sm_90a"
+    asked = AskingGPU(gpu)
+    opening = SimpleNamespace(done=True, result=lambda: asked)
+    with pytest.raises(ConfigError, match="more than this model's context of 256"):
+        load.load_engine(EngineConfig(model=path, device="cuda", max_context=300), Phases(lambda: 0.0), opening=opening)
+    assert asked.loads and not any(asked.memory().values())

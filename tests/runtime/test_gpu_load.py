@@ -62,16 +62,22 @@ RANGES = {
 }
 
 
+def arrived(device, file, ranges, threads=None):
+    """The load of these ranges, when it is done: every byte is where it belongs."""
+    path, fd = file
+    jobs, buffer = copies(device, fd, ranges)
+    load = device.load(jobs, threads)
+    load.wait()
+    content = path.read_bytes()
+    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in ranges)
+    return load
+
+
 @pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("name", RANGES)
 def test_bytes_arrive(device, fake, file, name, mapped):
-    path, fd = file
     device.can_register = mapped
-    jobs, buffer = copies(device, fd, RANGES[name])
-    load = device.load(jobs)
-    load.wait()
-    content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES[name])
+    load = arrived(device, file, RANGES[name])
     assert load.finished and load.mapped == mapped
     load.wait()
     device.tidy_loads()
@@ -89,26 +95,16 @@ def num_pieces(ranges) -> int:
 @pytest.mark.parametrize("name", RANGES)
 def test_files_are_read_while_memory_is_asked_for(device, fake, file, name):
     """The driver gives none while it registers a file."""
-    path, fd = file
     device.allocates = True
-    jobs, buffer = copies(device, fd, RANGES[name])
-    load = device.load(jobs)
-    load.wait()
-    content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES[name])
+    load = arrived(device, file, RANGES[name])
     device.tidy_loads()
     assert not load.mapped and fake.count("host_register") == min(gpu_load.READERS, num_pieces(RANGES[name]))
 
 
 def test_a_window_bounds_what_is_registered(device, fake, file, monkeypatch):
-    path, fd = file
     monkeypatch.setattr(device, "register_window", lambda: 600 << 10)
     ranges = RANGES["many"] + RANGES["backwards"] + RANGES["overlapping"]
-    jobs, buffer = copies(device, fd, ranges)
-    load = device.load(jobs)
-    load.wait()
-    content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in ranges)
+    arrived(device, file, ranges)
     device.tidy_loads()
     assert fake.count("host_register") == fake.count("host_unregister") > 10
 
@@ -131,26 +127,16 @@ def test_no_jobs(device):
 
 def test_a_file_that_is_not_cached_is_read(device, fake, file, monkeypatch):
     monkeypatch.setattr(gpu_load, "WARM_PERCENT", 101)  # whatever mincore says
-    path, fd = file
-    jobs, buffer = copies(device, fd, RANGES["unaligned"])
-    load = device.load(jobs)
-    load.wait()
+    load = arrived(device, file, RANGES["unaligned"])
     assert not load.mapped and fake.count("host_register") == gpu_load.READERS
-    content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES["unaligned"])
 
 
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_mapping_that_the_driver_refuses_is_read(device, fake, file, after):
-    path, fd = file
     fake.fail("host_register", 801, after)
     ranges = RANGES["many"]
-    jobs, buffer = copies(device, fd, ranges)
-    load = device.load(jobs)
-    load.wait()
+    load = arrived(device, file, ranges)
     assert not load.mapped
-    content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in ranges)
     device.tidy_loads()
     assert fake.count("host_unregister") == fake.count("host_register") - 1
 
@@ -159,13 +145,8 @@ def test_a_mapping_that_the_driver_refuses_is_read(device, fake, file, after):
 def test_where_registering_is_slow_the_rest_is_read(device, fake, file, monkeypatch, name):
     monkeypatch.setattr(gpu_load, "reads_beside", lambda: True)
     monkeypatch.setattr(gpu_load, "SLOW_US", 1)
-    path, fd = file
     fake.set(register_us=500)
-    jobs, buffer = copies(device, fd, RANGES[name])
-    load = device.load(jobs, 8)
-    load.wait()
-    content = path.read_bytes()
-    assert device.read(buffer) == b"".join(content[offset : offset + nbytes] for offset, nbytes in RANGES[name])
+    load = arrived(device, file, RANGES[name], 8)
     if name in ("whole", "many"):
         assert not load.mapped and fake.count("host_register") == 2 + 8
 

@@ -47,7 +47,7 @@ class Loaded:
 
 def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, opening=None, ranks=None) -> Loaded:
     """Open, load and make ready. phases: Phases to mark. on_source(source): called as soon as the file is open (the
-    tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but a CPU's weights is allocated.
+    tokenizer can load meanwhile). on_plan(MemoryPlan): called before anything but weights is allocated.
     opening: the PendingDevice to load onto, if one was started. ranks: the Follower, in a process beside rank 0's. Raises
     FormatError, UnsupportedError, ConfigError, DeviceError, GroupError."""
     if num_ranks(config) == 1:
@@ -71,7 +71,7 @@ def load_engine(config: EngineConfig, phases, on_source=None, on_plan=None, open
 def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None) -> Loaded:
     share, opening = ranks.share if ranks else {}, opening or device_opening.PendingDevice(config.device)
     opening.threads = config.threads
-    device = model = source = draft = drafting = ahead = tower = None
+    device = model = engine = source = draft = drafting = ahead = tower = None
     try:
         source = model_files.open_model(config.model)
         phases.mark("file open")
@@ -88,9 +88,9 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
             whole = plan.config if plan.share is None else plan.share.whole
             draft = draft_model.plan_drafts(config, source, whole, device.kernels)
         bound = memory.memory_bound(config, device)
-        if early := _reads_early(config, plan, device, source, bound[0], ranks is None and ahead.finished):
+        model = _read_early(config, plan, device, source, bound[0], ranks is None and ahead.finished)
+        if early := model is not None:
             ahead.stop()
-            model = _read_early(config, plan, device, source)
             phases.mark("weights reading")
         planned, tower = _settled(config, plan, device, source, draft, ranks, bound if early else None)
         plan = planned.model
@@ -130,6 +130,9 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
         for loading in (model, drafting, ahead):
             if loading is not None:
                 loading.cancel()  # its threads read the file that is closed next
+        if model is not None and engine is None:
+            with suppress(ZSEError):  # what is raised here came first
+                model.buffer.free()  # a GPU's context stays where another engine of the process has it
         for opened in (draft and draft.source, tower and tower.source, source):
             if opened is not None:
                 opened.close()
@@ -145,21 +148,23 @@ def _load(config: EngineConfig, phases, on_source, on_plan, opening, ranks=None)
     return Loaded(engine, planned.config, whole, source, device, planned)
 
 
-def _reads_early(config: EngineConfig, plan, device, source, most: int | None, is_alone: bool) -> bool:
-    """Whether the weights can come before the memory's plan, which may want them elsewhere on a GPU. most: bytes that there may be;
-    is_alone: no other rank has a say, and no disk is waited for."""
-    nbytes = sum(plan.memory_bytes.values())
+def _read_early(
+    config: EngineConfig, plan, device, source, most: int | None, is_alone: bool
+) -> model_load.Model | None:
+    """The model, whose weights come while the memory is counted and the engine built (25 to 60 ms), where the plan of the memory cannot
+    want them elsewhere. most: bytes that a GPU may have for them; is_alone: no other rank has a say, and no disk is waited for.
+
+    A GPU's driver gives no memory while it registers a file's pages (90 ms for 4 GB): threads read them, unless all are registered."""
+    nbytes, held = sum(plan.memory_bytes.values()), False
     if device.shares_memory:
-        return nbytes <= (config.max_memory or device.memory_total)
-    stays = config.resident_layers is None and config.expert_memory is None
-    held = device.registered is not None and device.registered.hold(source.files)  # which takes no thread
-    return is_alone and stays and nbytes <= (most or 0) and (held or loads.reads_beside())
-
-
-def _read_early(config: EngineConfig, plan, device, source) -> model_load.Model:
-    """The model, whose weights come while the memory is counted and the engine built (25 to 60 ms). A GPU's driver gives no memory while it
-    registers a file's pages (90 ms for 4 GB): threads read them there, unless all are registered."""
-    device.allocates = device.registered is None or not device.registered.hold(source.files)
+        is_early = nbytes <= (config.max_memory or device.memory_total)
+    else:
+        stays = config.resident_layers is None and config.expert_memory is None
+        held = device.registered is not None and device.registered.hold(source.files)
+        is_early = is_alone and stays and nbytes <= (most or 0) and (held or loads.reads_beside())
+    if not is_early:
+        return None
+    device.allocates = not held
     try:
         return model_load.load_model(device, plan, verify_weights=config.verify_weights)
     finally:
