@@ -37,7 +37,7 @@ def test_a_catalog_model_is_known_by_its_file(tmp_path, monkeypatch):
         assert recommended(model) == ({}, "")  # another file of the same name
         entry = catalog.CATALOG["smollm2"]._replace(size=model.nbytes)
         monkeypatch.setitem(catalog.CATALOG, "smollm2", entry)
-        assert recommended(model) == ({"temperature": 0.2, "top_p": 0.9}, "the catalog")
+        assert recommended(model) == ({"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}, "the catalog")
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_only_values_in_range_are_taken(values, taken):
 
 def test_replies_of_an_llm_are_drawn_so(real_models):
     with LLM(real_models["smollm2"], max_context=256, max_rows=2) as llm:
-        assert llm.recommended == {"temperature": 0.2, "top_p": 0.9}
-        assert llm._params_of(None, 1) == [SamplingParams(temperature=0.2, top_p=0.9)]
+        assert llm.recommended == {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}
+        assert llm._params_of(None, 1) == [SamplingParams(temperature=0.2, top_p=0.9, repetition_penalty=1.05)]
         assert llm._params_of(SamplingParams(), 1) == [SamplingParams()]
 
 

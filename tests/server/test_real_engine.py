@@ -95,8 +95,9 @@ def test_sampling_is_the_models_where_a_request_names_none(client, real_models):
         return reply.choices[0].message.content
 
     own = text(client)
-    assert own == text(client, temperature=0.2, top_p=0.9) == text(client, top_p=0.9)
-    openais = text(client, temperature=1, top_p=1)
+    named = dict(temperature=0.2, top_p=0.9, extra_body={"repetition_penalty": 1.05})
+    assert own == text(client, **named) == text(client, top_p=0.9)
+    openais = text(client, temperature=1, top_p=1, extra_body={"repetition_penalty": 1})
     assert openais != own
     options = "--model-name", "smollm2", "--generation-config", "none"
     process = subprocess.Popen(
@@ -198,7 +199,9 @@ def test_every_way_of_sampling_arrives(client, real_models):
             "echo",
         )
         known = {name: options.pop(name) for name in names if name in options}
-        known = {"max_tokens": 12, "seed": 11, "temperature": 1, "top_p": 1} | known  # not what the model recommends
+        # Not what the model recommends.
+        known = {"max_tokens": 12, "seed": 11, "temperature": 1, "top_p": 1} | known
+        options = {"repetition_penalty": 1} | options
         return client.completions.create(model="smollm2", prompt=PROMPT, extra_body=options, **known).choices
 
     def offline(seed=11, **options):
