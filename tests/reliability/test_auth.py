@@ -47,6 +47,7 @@ SCOPES = {
     ("POST", "/tokenize"): ("user", {"prompt": "a"}),
     ("POST", "/detokenize"): ("user", {"tokens": [65]}),
     ("POST", "/v1/responses"): ("user", {"input": "a"}),
+    ("POST", "/v1/responses/input_tokens"): ("user", {"input": "a"}),
     ("GET", "/v1/responses/{response}"): ("owned", None),
     ("DELETE", "/v1/responses/{response}"): ("owned", None),
     ("GET", "/v1/responses/{response}/input_items"): ("owned", None),

@@ -466,7 +466,7 @@ def test_route_table_with_every_kind_of_key(own_server):
                     of_keys = path.startswith(("/admin/keys", "/admin/audit"))  # there is no database
                     status = (
                         404
-                        if path.startswith(("/admin/models/gone", "/admin/adapters/{", "/v1/responses/"))
+                        if path.startswith(("/admin/models/gone", "/admin/adapters/{", "/v1/responses/{"))
                         else 400
                         if method == "POST"
                         or path.startswith(("/v1/sessions", "/v1/chats", "/v1/files", "/v1/batches", "/v1/rag"))

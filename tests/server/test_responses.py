@@ -10,10 +10,16 @@ from test_anthropic import WEATHER
 
 from zse.errors import RequestError
 from zse.server.requests.completions import read_chat
-from zse.server.requests.responses import FIELDS, LOGPROBS, read_responses
+from zse.server.requests.responses import FIELDS, LOGPROBS, check_responses, completion_of
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"place": "Rome"}}\n</tool_call>'
 TOOL = {"type": "function", "name": "weather", "parameters": WEATHER["input_schema"], "strict": False}
+
+
+def read_responses(body: dict):
+    """The chat request that a body without stored responses means."""
+    values = check_responses(body)
+    return completion_of(values, values["input"])
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +138,7 @@ def test_items_stand_in_the_order_in_which_they_came(client):
         if item.type == "function_call"
     ]
     items = [{"role": "user", "content": text}, *(item.model_dump(exclude_none=True) for item in reply.output)]
-    found = read_responses({"input": [*items, *results]})[0].messages
+    found = read_responses({"input": [*items, *results]}).messages
     assert [message["role"] for message in found] == ["user", "assistant", "tool", "tool"]
     assert len(found[1]["tool_calls"]) == 2 and found[1]["content"].split() == ["One.", "Two.", "Three."]
 
@@ -164,9 +170,9 @@ def test_structured_output_has_its_schema():
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
-    completion, _ = read_responses({"input": "a", "text": {"format": form}})
+    completion = read_responses({"input": "a", "text": {"format": form}})
     assert completion.structure_field == "text.format" and json.loads(completion.structure.source) == schema
-    assert read_responses({"input": "a", "text": {"format": {"type": "text"}}})[0].structure is None
+    assert read_responses({"input": "a", "text": {"format": {"type": "text"}}}).structure is None
 
 
 def test_a_stream_that_breaks_says_so_as_its_other_events(tool_server):
@@ -189,7 +195,8 @@ def test_a_stream_that_breaks_raises(client):
     [
         ({"input": None}, "input"),
         ({"input": []}, "input"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "computer_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "item_reference"}]}, "input[0].id"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0].type"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input[0].content[0].text"),
@@ -226,11 +233,11 @@ def test_what_is_refused(change, param):
 
 def test_what_answers_say_may_be_sent():
     """The choice among no tools, and the client's call with all of its fields."""
-    assert read_responses({"input": "a", "tools": [], "tool_choice": "auto"})[0].tool_choice.mode == "auto"
+    assert read_responses({"input": "a", "tools": [], "tool_choice": "auto"}).tool_choice.mode == "auto"
     call = ResponseFunctionToolCall(arguments="{}", call_id="c", name="f", type="function_call")
     result = {"type": "function_call_output", "call_id": "c", "output": "1"}
     for shown in (call.model_dump(), call.model_dump(by_alias=True)):
-        completion, _ = read_responses({"input": [{"role": "user", "content": "a"}, shown, result]})
+        completion = read_responses({"input": [{"role": "user", "content": "a"}, shown, result]})
         assert completion.messages[1]["tool_calls"][0]["id"] == "c"
 
 
@@ -257,7 +264,7 @@ def test_what_the_chat_template_sees():
         {"role": "assistant", "content": "v"},
         {"role": "user", "content": "w"},
     ]
-    completion, _ = read_responses({"input": items, "instructions": "s", "reasoning": {"effort": "low"}})
+    completion = read_responses({"input": items, "instructions": "s", "reasoning": {"effort": "low"}})
     called = [{"id": id, "type": "function", "function": {"name": "f", "arguments": {"a": 1}}} for id in ("c1", "c2")]
     assert completion.messages == [
         {"role": "system", "content": "s\n\nd"},
@@ -273,7 +280,7 @@ def test_what_the_chat_template_sees():
 
 
 def test_sampling_is_that_of_a_chat_request():
-    ours, _ = read_responses({"input": "a", "temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7})
+    ours = read_responses({"input": "a", "temperature": 0.5, "top_p": 0.9, "max_output_tokens": 7})
     chat = read_chat(
         {"messages": [{"role": "user", "content": "a"}], "temperature": 0.5, "top_p": 0.9, "max_completion_tokens": 7}
     )

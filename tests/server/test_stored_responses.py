@@ -103,6 +103,81 @@ def test_calls_and_reasoning_go_on(client):
     assert len({item.id for item in listed}) == 5 and listed[-1].output == "user:14 degrees"
 
 
+def test_items_are_named_by_what_is_stored(client):
+    """As the AI SDK sends a conversation: items that an answer had by their ids alone."""
+    text = f"<think>\nlook\n</think>\nOne moment.\n{CALL}"
+    first = client.responses.create(model="fake", input=text, tools=[TOOL], store=True)
+    result = {"type": "function_call_output", "call_id": first.output[-1].call_id, "output": "user:14 degrees"}
+    names = [{"type": "item_reference", "id": item.id} for item in first.output]
+    said = [{"role": "user", "content": text}, *(item.model_dump(exclude_none=True) for item in first.output), result]
+    whole = client.responses.create(model="fake", tools=[TOOL], input=said)
+    second = client.responses.create(model="fake", tools=[TOOL], input=[said[0], *names, result], store=True)
+    assert second.output_text == whole.output_text == "14 degrees"
+    assert second.usage.input_tokens == whole.usage.input_tokens
+    listed = client.responses.input_items.list(second.id, order="asc").data
+    kinds = ["message", "reasoning", "message", "function_call", "function_call_output"]
+    assert [item.type for item in listed] == kinds  # what they were, not their names
+    # Those of a request, too, of several responses, and without a type.
+    names = [{"id": listed[0].id}, *names, {"type": "item_reference", "id": listed[-1].id}, {"id": second.output[0].id}]
+    third = client.responses.create(model="fake", tools=[TOOL], input=[*names, {"role": "user", "content": "more"}])
+    again = [*said, {"role": "assistant", "content": "14 degrees"}, {"role": "user", "content": "more"}]
+    assert (
+        third.usage.input_tokens == client.responses.create(model="fake", tools=[TOOL], input=again).usage.input_tokens
+    )
+    behind = client.responses.create(
+        model="fake", tools=[TOOL], input=[{"id": second.output[0].id}, again[-1]], previous_response_id=first.id
+    )
+    assert behind.usage.input_tokens < third.usage.input_tokens
+
+
+@pytest.mark.parametrize("id", ["msg_{}_7", "msg_{}_in1", "{}", "msg_0_0", "rs__0", "x" * 256])
+def test_items_that_are_not_there(client, server, keys, id):
+    first = client.responses.create(model="fake", input="one", store=True)
+    name = {"type": "item_reference", "id": id.format(first.id.removeprefix("resp_"))[:256]}
+    own = {"type": "item_reference", "id": first.output[0].id}
+    with pytest.raises(openai.NotFoundError, match="no such stored item") as caught:
+        client.responses.create(model="fake", input=[own, name])
+    assert caught.value.param == "input[1].id"
+    reply = server.post(PATH, {"input": [own]}, bearer(keys[2]))  # another tenant's
+    assert (reply.status, reply.error["param"]) == (404, "input[0].id")
+
+
+def test_prompts_are_counted(client, server, keys, own_server):
+    def count(**fields) -> int:
+        found = client.responses.input_tokens.count(model="fake", **fields)
+        assert found.object == "response.input_tokens"
+        return found.input_tokens
+
+    first = client.responses.create(model="fake", input="one", store=True)
+    for fields in (
+        {"input": "two"},
+        {"input": "two", "instructions": "x", "tools": [TOOL], "tool_choice": "required"},
+        {"input": "two", "previous_response_id": first.id},
+        {"input": [{"role": "user", "content": "one"}, {"type": "item_reference", "id": first.output[0].id}]},
+        {"input": "two", "text": {"format": {"type": "json_object"}}, "reasoning": {"summary": "auto"}},
+    ):
+        assert (
+            count(**fields) == client.responses.create(model="fake", max_output_tokens=1, **fields).usage.input_tokens
+        )
+    path = PATH + "/input_tokens"
+    for body, param in (
+        ({"input": "a", "store": True}, "store"),
+        ({"input": "a", "tools": [{"type": "mcp", "server_label": "x"}]}, "tools"),
+        ({}, "input"),
+        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
+    ):
+        reply = server.post(path, body, bearer(keys[0]))
+        assert reply.status in (400, 404) and reply.error["param"] == param
+    plain = own_server()
+    for body, param in (
+        ({"input": "a", "previous_response_id": "x"}, "previous_response_id"),
+        ({"input": [{"id": "x"}]}, "input[0]"),
+    ):
+        for where in (path, PATH):
+            reply = plain.post(where, body)
+            assert (reply.status, reply.error["param"]) == (400, param) and "--database" in reply.error["message"]
+
+
 def test_what_was_deleted_is_gone(client):
     first = client.responses.create(model="fake", input="one", store=True)
     second = client.responses.create(model="fake", input="two", store=True, previous_response_id=first.id)
@@ -232,6 +307,10 @@ def test_a_conversation_is_bounded(client, monkeypatch):
         for _ in range(10):
             id = client.responses.create(model="fake", input="a", store=True, previous_response_id=id).id
     assert (caught.value.status_code, caught.value.param) == (413, "previous_response_id")
+    large = client.responses.create(model="fake", input="b" * 2000, store=True).output[0].id
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.responses.create(model="fake", input=[{"type": "item_reference", "id": large}])
+    assert (caught.value.status_code, caught.value.param) == (413, "input")
     assert client.responses.input_items.list(id).data
 
 

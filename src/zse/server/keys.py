@@ -20,7 +20,7 @@ USER_ROUTES = """/api/chat /api/embed /api/embeddings /api/generate /api/ps /api
     /v1/chats/{chat} /v1/completions /v1/embeddings /v1/files /v1/files/{file} /v1/files/{file}/content
     /v1/mcp/call /v1/mcp/tools /v1/messages /v1/messages/count_tokens /v1/models /v1/models/{model}
     /v1/rag/ask /v1/rag/documents /v1/rag/documents/{document} /v1/rag/search /v1/rerank /v1/responses
-    /v1/responses/{response} /v1/responses/{response}/cancel
+    /v1/responses/input_tokens /v1/responses/{response} /v1/responses/{response}/cancel
     /v1/responses/{response}/input_items /v1/score /v1/sessions /v1/sessions/{session} /v2/rerank""".split()
 FORMAT = (
     "NAME KEY [WEIGHT] [rpm=N] [tpm=N] [concurrency=N] [admin] [models=NAME,…] [routes=PATH,…] "

@@ -51,6 +51,15 @@ def store(connection: sqlite3.Connection, tenant: str, response: StoredResponse,
     _TABLE.make_room(connection, tenant, MOST_BYTES)
 
 
+def named(connection: sqlite3.Connection, tenant: str, ids: list[str], now: float) -> list[StoredResponse]:
+    """Those of the ids that are there, until there are more than CONVERSATION_BYTES."""
+    out: list[StoredResponse] = []
+    for id in ids:
+        if sum(one.size for one in out) <= CONVERSATION_BYTES and (found := find(connection, tenant, id, now)):
+            out.append(found)
+    return out
+
+
 def conversation(connection: sqlite3.Connection, tenant: str, id: str, now: float) -> list[StoredResponse]:
     """The response and those that it went on from, the oldest first: as far back as they are there, and until there are
     more than CONVERSATION_BYTES."""

@@ -38,6 +38,7 @@ _FOREIGN = """id status phase annotations logprobs caller namespace encrypted_co
     output_schema async async_ created_by name""".split()
 _ID = String(256, empty=False)
 LOGPROBS = "message.output_text.logprobs"
+REFERENCE = "item_reference"
 
 
 def _object(**fields: Field) -> Object:
@@ -89,12 +90,14 @@ _ITEMS = {
         call_id=Field(_ID, required=True),
         output=Field(_parts("input_text", "output_text", "text", "input_image"), required=True),
     ),
+    # An item of a stored response, which stands in its place.
+    REFERENCE: _object(id=Field(_ID, required=True)),
     **mcp.items(tuple(_FOREIGN)),
 }
 
 
 def _item(value: Any, path: str) -> dict:
-    kind = expect(dict, value, path).get("type") or "message"
+    kind = expect(dict, value, path).get("type") or ("message" if value.keys() - {"id", "type"} else REFERENCE)
     if type(kind) is not str or kind not in _ITEMS:
         message = f"'{path}.type' must be one of: {', '.join(_ITEMS)}."
         raise refused("unsupported_parameter", message, path + ".type")
@@ -200,6 +203,14 @@ FIELDS: Fields = {
     "prompt_cache_retention": Field(String(64), "Accepted; cached prompts stay as long as there is room."),
     "service_tier": Field(OneOf(("auto", "default")), "There is one tier; the answer says default."),
 }
+# Of POST /v1/responses/input_tokens.
+COUNTED: Fields = {
+    name: FIELDS[name]
+    for name in (
+        *("model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "text", "reasoning"),
+        *("previous_response_id", "conversation", "truncation"),
+    )
+}
 _INCLUDE: Fields = {"include[]": Field(FIELDS["include"].kind, "What is in answers anyway.", [])}
 STORED, ITEMS = _INCLUDE, queries.PAGE | _INCLUDE  # what may be asked of a stored response, and of its items
 
@@ -209,16 +220,15 @@ def check_responses(body: dict) -> dict:
     return Object(FIELDS).check(body, "")
 
 
+def check_counted(body: dict) -> dict:
+    """The checked fields of the body of POST /v1/responses/input_tokens, and the others as they are left out. Raises
+    RequestError."""
+    return {name: field.default for name, field in FIELDS.items()} | Object(COUNTED).check(body, "")
+
+
 def check_items(items: list[dict]) -> list[dict]:
     """Items of a stored response, as those of a request are checked. Raises RequestError: more than one may have."""
     return _INPUT.check(items, "previous_response_id")
-
-
-def read_responses(body: dict) -> tuple[Completion, dict]:
-    """The chat request that the body of a conversation without stored responses means, and the checked fields. Raises
-    RequestError."""
-    values = check_responses(body)
-    return completion_of(values, values["input"]), values
 
 
 def completion_of(values: dict, items: list[dict], names: Mapping[tuple[str, str], str] | None = None) -> Completion:

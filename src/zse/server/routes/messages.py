@@ -5,14 +5,12 @@ import functools
 import msgspec
 
 from zse.http.exchange import Response
-from zse.server import images
 from zse.server.answering import Choice, ChoiceDelta, CompletionRun, answer
 from zse.server.api_request import APIRequest
+from zse.server.counting import count
 from zse.server.requests.messages import read_counted, read_messages
 from zse.server.tools.answer import CALL, CONTENT, REASONING
 from zse.server.tools.calls import ToolCall, arguments_of
-from zse.server.tools.chat import prepare
-from zse.server.work import RequestRun, check_text, maybe_in_thread
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # What a block is when it begins, and the delta that adds to it, by what the answer's parts are.
@@ -118,19 +116,4 @@ messages = functools.partial(answer, read=lambda body: (read_messages(body), _Wr
 
 async def count_tokens(app, request: APIRequest) -> Response:
     """POST /v1/messages/count_tokens"""
-    with RequestRun(app, request) as run:
-        completion = await maybe_in_thread(run.is_long, lambda: read_counted(request.json()))
-        served = app.find_model(request, completion.model, "model")
-        model = await app.pool.text(served)
-        pictures = None
-        if completion.has_images:
-            pictures = await images.prepare(run, served, completion.messages or [], model, reads=False)
-        else:
-            check_text(request, 0)
-
-        def count() -> int:
-            prepare(completion, model, app.tool_parser, app.reasoning_parser)  # refuses what the template cannot take
-            given = completion.messages or [], completion.tools, completion.template_variables
-            return len(model.encode_chat(*given) if pictures is None else pictures.encode_chat(model, *given)[0])
-
-        return Response.json({"input_tokens": await maybe_in_thread(True, count)})
+    return Response.json({"input_tokens": await count(app, request, read_counted)})

@@ -1,6 +1,8 @@
 """OpenAI's Responses API: answers, and those that are stored."""
 
+import re
 import time
+from collections.abc import Awaitable
 from functools import partial
 from typing import Any
 
@@ -10,25 +12,44 @@ from zse.http.exchange import Response
 from zse.server import database as storage
 from zse.server.answering import ReadOrAnswer, answer
 from zse.server.api_request import APIRequest
+from zse.server.counting import count
 from zse.server.errors import APIError, unsupported
 from zse.server.requests import queries
+from zse.server.requests.completions import Completion
 from zse.server.requests.mcp import approved
-from zse.server.requests.responses import ITEMS, STORED, check_items, check_responses, completion_of, shown_items
+from zse.server.requests.responses import (
+    ITEMS,
+    REFERENCE,
+    STORED,
+    check_counted,
+    check_items,
+    check_responses,
+    completion_of,
+    shown_items,
+)
 from zse.server.routes import responses_mcp
 from zse.server.routes.response_items import ResponseWriter
 from zse.server.work import OFF_LOOP_BYTES, maybe_in_thread
+
+_RESPONSE_OF = re.compile(r"^[a-z]+_(.*)_(?:in)?[0-9]+$")  # items are named after their response
 
 
 def _read(app, request: APIRequest, body: dict) -> Any:
     """What answering.Reader gives. Raises RequestError."""
     values = check_responses(body)
     request.num_events = 0
-    for name in ("store", "previous_response_id"):
-        if values[name] and app.database is None:
-            raise unsupported(name, "responses are stored by a server with a database (--database PATH)")
-    if values["previous_response_id"]:
+    if _needs_stored(app, values):
         return _continued(app, request, values)
     return _answered(app, request, values, values["input"])
+
+
+def _needs_stored(app, values: dict) -> bool:
+    """Whether the conversation has parts that are stored. Raises APIError: nothing is here."""
+    named = next((f"input[{at}]" for at, item in enumerate(values["input"]) if item["type"] == REFERENCE), None)
+    for name in ("store", "previous_response_id", named):
+        if name and (name == named or values[name]) and app.database is None:
+            raise unsupported(name, "responses are stored by a server with a database (--database PATH)")
+    return bool(named or values["previous_response_id"])
 
 
 def _answered(app, request: APIRequest, values: dict, items: list[dict]) -> ReadOrAnswer:
@@ -42,22 +63,53 @@ def _answered(app, request: APIRequest, values: dict, items: list[dict]) -> Read
 
 
 async def _continued(app, request: APIRequest, values: dict) -> ReadOrAnswer:
-    """The same of a request that goes on from a stored response."""
-    id = values["previous_response_id"]
-    work = partial(storage.responses.conversation, tenant=request.tenant, id=id, now=time.time())
-    earlier = await app.database.run(work, writes=False)
-    size = sum(response.size for response in earlier)
+    """The same of a request that goes on from stored responses, or names their items."""
+    items, is_long = await _whole(app, request, values)
+    return await maybe_in_thread(is_long, partial(_answered, app, request, values, items))
+
+
+async def _whole(app, request: APIRequest, values: dict) -> tuple[list[dict], bool]:
+    """The items of a conversation with those that are stored, and whether they are long; what `input` refers to stands there
+    then. Raises APIError and RequestError."""
+    names = [_RESPONSE_OF.sub(r"resp_\1", item["id"]) for item in values["input"] if item["type"] == REFERENCE]
+    size, items = 0, []
+    if names:
+        found, size = await _stored(app, request, "named", "input", ids=list(dict.fromkeys(names)))
+        values["input"] = await maybe_in_thread(size > OFF_LOOP_BYTES, partial(_resolved, values["input"], found))
+    if id := values["previous_response_id"]:
+        earlier, more = await _stored(app, request, "conversation", "previous_response_id", id=id)
+        if not earlier or earlier[0].previous:
+            message = "There is no such stored response, or one before it is gone; only those that were sent store: true are kept."
+            raise APIError("not_found", message, "previous_response_id")
+        size += more
+        items = await maybe_in_thread(size > OFF_LOOP_BYTES, partial(_items_of, earlier))
+    return items + values["input"], size > OFF_LOOP_BYTES
+
+
+async def _stored(app, request: APIRequest, name: str, param: str, **which) -> tuple[list, int]:
+    """What the function of database.responses gives, and its bytes. Raises APIError: too many."""
+    work = partial(getattr(storage.responses, name), tenant=request.tenant, now=time.time(), **which)
+    found = await app.database.run(work, writes=False)
+    size = sum(response.size for response in found)
     if size > storage.responses.CONVERSATION_BYTES:
         message = (
             f"The stored conversation has more than {storage.responses.CONVERSATION_BYTES} bytes; begin a new one."
         )
-        raise APIError("request_too_large", message, "previous_response_id")
-    if not earlier or earlier[0].previous:
-        message = "There is no such stored response, or one before it is gone; only those that were sent store: true are kept."
-        raise APIError("not_found", message, "previous_response_id")
-    is_long = size > OFF_LOOP_BYTES
-    items = await maybe_in_thread(is_long, partial(_items_of, earlier))
-    return await maybe_in_thread(is_long, partial(_answered, app, request, values, items + values["input"]))
+        raise APIError("request_too_large", message, param)
+    return found, size
+
+
+def _resolved(items: list[dict], found: list) -> list[dict]:
+    """The items with those of stored responses where they name one. Raises APIError and RequestError."""
+    kept: dict[str, dict] = {}
+    for response in found:
+        asked = shown_items(msgspec.json.decode(response.items), response.id)
+        kept |= {item["id"]: item for item in asked + msgspec.json.decode(response.body)["output"]}
+    for index, item in enumerate(items):
+        if item["type"] == REFERENCE and item["id"] not in kept:
+            message = "There is no such stored item: only those of responses that were sent store: true are kept. Send the item."
+            raise APIError("not_found", message, f"input[{index}].id")
+    return check_items([kept[item["id"]] if item["type"] == REFERENCE else item for item in items])
 
 
 def _items_of(earlier: list) -> list[dict]:
@@ -66,6 +118,23 @@ def _items_of(earlier: list) -> list[dict]:
     for response in earlier:
         items += msgspec.json.decode(response.items) + msgspec.json.decode(response.body)["output"]
     return check_items(items)
+
+
+async def _counted(app, request: APIRequest, values: dict) -> Completion:
+    items, is_long = await _whole(app, request, values)
+    return await maybe_in_thread(is_long, partial(completion_of, values, items))
+
+
+async def input_tokens(app, request: APIRequest) -> Response:
+    """POST /v1/responses/input_tokens"""
+
+    def read(body: dict) -> Completion | Awaitable[Completion]:
+        values = check_counted(body)
+        if any(tool["type"] == "mcp" for tool in values["tools"]):
+            raise unsupported("tools", "what tools of an MCP server take is not known before it is asked")
+        return _counted(app, request, values) if _needs_stored(app, values) else completion_of(values, values["input"])
+
+    return Response.json({"object": "response.input_tokens", "input_tokens": await count(app, request, read)})
 
 
 async def responses(app, request: APIRequest) -> Response | None:

@@ -108,6 +108,13 @@ ROUTES = (
     Route("/v1/rag/search", USER, "documents.search", "passages of your documents", "documents.SEARCH"),
     Route("/v1/rag/ask", USER, "documents.ask", "an answer from your documents, which it cites", "documents.ASK"),
     Route("/v1/responses", USER, "responses.responses", "an answer of items", "responses.FIELDS"),
+    Route(
+        "/v1/responses/input_tokens",
+        USER,
+        "responses.input_tokens",
+        "the tokens of such a request's prompt",
+        "responses.COUNTED",
+    ),
     Route("/v1/responses/{response}", USER, "responses.retrieve", "a stored response", query="responses.STORED"),
     Route("/v1/responses/{response}", USER, "responses.delete", "it is gone", verb="DELETE"),
     Route(
@@ -215,8 +222,8 @@ ROUTES = (
 # Routes by path and method; paths with a name as (before it, the name, behind it), those with something behind it
 # first.
 # Whose bodies may have images.
-WITH_IMAGES = """/v1/chat/completions /v1/responses /v1/messages /v1/messages/count_tokens /api/chat /api/generate /tokenize
-    /v1/chats/{chat}""".split()
+WITH_IMAGES = """/v1/chat/completions /v1/responses /v1/responses/input_tokens /v1/messages /v1/messages/count_tokens /api/chat
+    /api/generate /tokenize /v1/chats/{chat}""".split()
 BY_PATH: dict[str, dict[str, Route]] = {}
 for _route in ROUTES:
     BY_PATH.setdefault(_route.path, {})[_route.method] = _route
