@@ -35,13 +35,16 @@ def run(engine, *requests) -> list:
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma3", "qwen2_5_vl", "qwen3_vl", "mistral3", "gemma4", "gemma4_unified", "deepseek_vl2"]
+    "family", "gemma3 qwen2_5_vl qwen3_vl mistral3 gemma4 gemma4_unified deepseek_vl2 deepseek_vl2/own".split()
 )
 def test_logits_equal_transformers(family, tmp_path):
-    """All prompts at once in small steps; then replies of several tokens, one of a prompt that is cached."""
+    """All prompts at once in small steps; then replies of several tokens, one of a prompt that is cached.
+    own: each rank has pages of its own."""
+    family, _, own = family.partition("/")
     path, most = str(tiny.write(family, tmp_path)), 24 if tiny.vision(family).whole else 7
     options = dict(model=path, device="cpu", threads=2, kv_dtype="f32", activations="f32", tensor_parallel_size=2)
     options |= dict(max_tokens_per_step=most, max_rows=4, max_context=192, speculation="none")
+    options["data_parallel_attention"] = own == "own"
     prompts = [tiny.prompt(family, number) for number in range(len(tiny.PROMPTS))]
     with ThreadedRanks(lambda rank: open_device("cpu", threads=1), **options) as ranks:
         for number, found in enumerate(run(ranks.engine, *((*prompt, TOP) for prompt in prompts))):

@@ -29,7 +29,7 @@ class StepImages(NamedTuple):
         """Record into a zse.plan.record.Run: rows of `data` over the stream; or behind a layer its rows of `more` added to
         it."""
         data = self.data if layer < 0 else self.more[layer]
-        place_rows(run.recorder, data, run.of(self.rows), run.of(run.planner.hidden), add=layer >= 0)
+        place_rows(run.recorder, data, run.of(self.rows), run.of(run.stream), add=layer >= 0)
 
     def turn(self, run: Any, inv_freq: Tensor, table: Tensor, mscale: float) -> bool:
         """Record the table of rotations; False where tokens turn by the step's positions."""

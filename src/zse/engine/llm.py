@@ -390,14 +390,8 @@ class LLM:
     def _found(self, reply) -> Found:
         ids = reply.tokens[:-1] if reply.finish == "stop" else reply.tokens
         show = detokenize.IncrementalDetokenizer(self.tokenizer)  # which passes over ids that pad the embedding
-        return Found(
-            "".join(map(show.push, ids)) + show.finish(),
-            reply.tokens,
-            reply.finish,
-            reply.score,
-            reply.total,
-            reply.logprobs,
-        )
+        text = "".join(map(show.push, ids)) + show.finish()
+        return Found(text, reply.tokens, reply.finish, reply.score, reply.total, reply.logprobs)
 
     def _several(self, prompts) -> list[list[int]]:
         several = [prompts] if isinstance(prompts, str) else list(prompts)

@@ -144,7 +144,8 @@ class DividedTokens:
         self._tokens: Any = 0  # of all ranks in the step that is recorded
         # Of attention's results; the last row stays as it is: zeros. Or the stream.
         self._rows = Tensor(device.alloc(4 * shape[0] * shape[1], label="step"), shape, "f32")
-        self._ids = Tensor(device.alloc(4 * max_tokens, label="step"), (max_tokens, 1), "f32")  # i32, which are copied
+        # Token ids, and rows of images: i32, which are copied.
+        self._ids = Tensor(device.alloc(8 * max_tokens, label="step"), (max_tokens, 1), "f32")
         last = Tensor(self._rows.buffer, shape[1:], "f32", 4 * max_tokens * shape[1])
         device.write(last, bytes(4 * shape[1]))
         # Of whole experts: a bit for each rank that has one of a token's.
@@ -158,11 +159,17 @@ class DividedTokens:
         run.positions, run.token_row = own.positions.with_rows(run.own), own.token_row.with_rows(run.own)
         run.tables = {name: table.with_rows(run.own) for name, table in run.tables.items()}
         if self.form == "stream":
-            self._tokens, ids = run.tokens, step.token_ids._replace(shape=(*step.token_ids.shape, 1), dtype="f32")
-            gather_rows(run.recorder, ids, own.rows.with_rows(run.own), self._ids.with_rows(run.own))
-            mine = self._ids._replace(shape=self._ids.shape[:1], dtype="i32")
-            run.step = step._replace(token_ids=mine, positions=own.positions)
-            run.tokens, run.stream = run.own, self._rows
+            run.step = step._replace(token_ids=self._mine(run, step.token_ids, 0), positions=own.positions)
+            if run.images is not None:
+                run.images = run.images._replace(rows=self._mine(run, run.images.rows, self._ids.nbytes))
+            self._tokens, run.tokens, run.stream = run.tokens, run.own, self._rows
+
+    def _mine(self, run: "Any", ids: Tensor, at: int) -> Tensor:
+        """Record: of ids i32 [tokens] those of this rank's tokens, at a byte of what is kept of them."""
+        mine = self._ids._replace(offset=at)
+        rows = run.step.own.rows.with_rows(run.own)
+        gather_rows(run.recorder, ids._replace(shape=(*ids.shape, 1), dtype="f32"), rows, mine.with_rows(run.own))
+        return mine._replace(shape=mine.shape[:1], dtype="i32")
 
     def _end(self, run: "Any") -> None:
         """Record: the stream of all tokens, which what `run` records from now on is of."""

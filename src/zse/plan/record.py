@@ -230,6 +230,7 @@ class Planner:
             raise ConfigError(f"a step of {max_tokens} tokens: the buffers hold {capacity}")
         run = Run(self, recorder, step, recorder.symbol(tokens.name if tokens else "tokens", max_tokens), max_tokens)
         run.types, run.adapters, run.longest_run = types, adapted, longest_run or max_tokens
+        run.images, run.taken = images, taken
         run.use_states()
         run.tap = self.kept and self.kept.begin()
         if self.divided is not None:
@@ -243,7 +244,7 @@ class Planner:
         if host_layers is not None:
             host_layers.begin(recorder)
         run.share_attention(longest_run, None if images is None else images.sees)
-        room, run.images, run.taken = self._room(max_tokens, self.max_tokens), images, taken
+        room = self._room(max_tokens, self.max_tokens)
         begin = self._begin if taken is None or not taken.again or self._again is None else self._again
         run.play(begin, self._place(begin, room), "", run.tokens)
         self._record_ropes(run, images)
@@ -257,8 +258,8 @@ class Planner:
             if host_layers is not None:
                 host_layers.before(recorder, layer)
             run.play(part, self._place(part, room), f"layers.{layer}.", run.tokens)
-            if images is not None and layer < len(images.more):
-                images.place(run, layer)
+            if run.images is not None and layer < len(run.images.more):
+                run.images.place(run, layer)
             if host_layers is not None:
                 host_layers.after(recorder, layer)
         return run
