@@ -92,7 +92,8 @@ def test_the_package_itself_is_small():
     streams of a rank's own tokens and experts by all-to-all to 5.94, attention's records merged behind it to 5.95,
     one token's lines across pages without VNNI to 5.96, answers in segments and streams of a command that are closed to 5.98,
     steps of one token without copies to 6.00, sums of two ranks with their norms and products that push to 6.02,
-    GBNF and Ollama's API as their clients write them to 6.03, files that a parked engine has registered to 6.05."""
+    GBNF and Ollama's API as their clients write them to 6.03, files that a parked engine has registered to 6.05,
+    items that stand for stored ones and prompts that are counted to 6.06."""
     total = kernels = 0
     for folder, folders, names in os.walk(Path(zse.__file__).parent):
         folders[:] = [name for name in folders if name not in ("__pycache__", "objects", "csrc")]
@@ -102,7 +103,7 @@ def test_the_package_itself_is_small():
                 kernels += size
             else:
                 total += size
-    assert 500_000 < total <= 6_050_000  # less than that: the sources are missing
+    assert 500_000 < total <= 6_060_000  # less than that: the sources are missing
     assert 500_000 < kernels <= 7_740_000
 
 
