@@ -38,8 +38,7 @@ def run(engine, *requests) -> list:
     "family", "gemma3 qwen2_5_vl qwen3_vl mistral3 gemma4 gemma4_unified deepseek_vl2 deepseek_vl2/own".split()
 )
 def test_logits_equal_transformers(family, tmp_path):
-    """All prompts at once in small steps; then replies of several tokens, one of a prompt that is cached.
-    own: each rank has pages of its own."""
+    """All prompts at once in small steps; then replies, one of a cached prompt. own: each rank has its own pages."""
     family, _, own = family.partition("/")
     path, most = str(tiny.write(family, tmp_path)), 24 if tiny.vision(family).whole else 7
     options = dict(model=path, device="cpu", threads=2, kv_dtype="f32", activations="f32", tensor_parallel_size=2)

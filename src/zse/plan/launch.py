@@ -45,9 +45,8 @@ if TYPE_CHECKING:
 def _embed(run: "Run", node: Node) -> None:
     step, options = run.step, node.options
     ids: Any = {"tokens": step.token_ids, "positions": step.positions, "types": run.types}[options.get("ids", "tokens")]
-    is_added = bool(node.inputs)
     rows = run.of(ids), run.weight(node), run.t[node.output]
-    embed(run.recorder, *rows, options["scale"], is_added, options.get("first", 0))
+    embed(run.recorder, *rows, options["scale"], bool(node.inputs), options.get("first", 0))
     if run.images is not None and node.output.is_stream:
         run.images.place(run)
 
@@ -447,7 +446,11 @@ def _receive(run: "Run", node: Node) -> None:
 
 
 def _convert(run: "Run", node: Node) -> None:
-    quantize(run.recorder, run.t[node.inputs[0]], run.t[node.output])
+    x, out = run.t[node.inputs[0]], run.t[node.output]
+    if out.dtype == "int16":
+        add_rmsnorm(run.recorder, x, None, None, None, out, 0.0, "none")
+    else:
+        quantize(run.recorder, x, out)
 
 
 LAUNCHES: dict[str, "Callable[[Run, Node], None]"] = {
