@@ -107,7 +107,7 @@ def _resolved(items: list[dict], found: list) -> list[dict]:
         kept |= {item["id"]: item for item in asked + msgspec.json.decode(response.body)["output"]}
     for index, item in enumerate(items):
         if item["type"] == REFERENCE and item["id"] not in kept:
-            message = "There is no such stored item: only those of responses that were sent store: true are kept. Send the item."
+            message = "There is no such stored item: send store: true with what it answers, or store: false and the item itself."
             raise APIError("not_found", message, f"input[{index}].id")
     return check_items([kept[item["id"]] if item["type"] == REFERENCE else item for item in items])
 
