@@ -15,6 +15,7 @@ from zse.kernels.rope import rope_table
 from zse.kernels.sample import logprob_rows, sample
 from zse.kernels.table import all_ops, all_variants
 from zse.runtime.null import NullDevice
+from zse.tensor import Activation
 
 
 def test_this_machine_runs_some_kernels():
@@ -78,6 +79,12 @@ def ints(*shape):
     return to_tensor(np.zeros(shape, np.int32))
 
 
+def wide(rows, columns):
+    """An int16 activation."""
+    bytes, blocks = to_tensor(np.zeros((rows, columns), np.int8)), floats(rows, columns // 32)
+    return Activation(bytes, blocks, blocks, bytes)
+
+
 @pytest.mark.parametrize(
     "call, message",
     [
@@ -87,6 +94,7 @@ def ints(*shape):
         (lambda r: gated(r, floats(2, 8), floats(2, 5), "silu"), "gate_up: shape"),
         (lambda r: gated(r, floats(2, 8), floats(2, 4), "relu"), "kind 'relu'"),
         (lambda r: quantize(r, floats(2, 40), floats(2, 40)), "not a multiple of 32"),
+        (lambda r: quantize(r, floats(2, 32), wide(2, 32)), "out is int16"),
         (lambda r: gather_rows(r, floats(5, 8), ints(3), floats(2, 8)), "rows: shape"),
         (lambda r: gather_rows(r, floats(5, 8), floats(2), floats(2, 8)), "rows: dtype f32, expected i32"),
         (lambda r: rope_table(r, ints(3), floats(12), floats(3, 24)), "not a multiple of 16"),

@@ -70,6 +70,9 @@ def _to_int8(recorder, x, out) -> None:
     rows, width = x.shape
     check("quantize x", x, "f32", rows, width)
     require(width % GROUP == 0, f"quantize: width {width} is not a multiple of {GROUP}")
+    require(
+        out.dtype == "int8", f"quantize: out is {out.dtype}, whose low half is left as it is (add_rmsnorm fills it)"
+    )
     require(tuple(out.shape) == (rows, width), f"quantize: out has shape {tuple(out.shape)}, x {(rows, width)}")
     chunks = -(-width // CHUNK)
     args = Args(x=x, q=out.q, scale=out.scale, total=out.sum, width=width, chunk=CHUNK)
