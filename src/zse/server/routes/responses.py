@@ -69,8 +69,7 @@ async def _continued(app, request: APIRequest, values: dict) -> ReadOrAnswer:
 
 
 async def _whole(app, request: APIRequest, values: dict) -> tuple[list[dict], bool]:
-    """The items of a conversation with those that are stored, and whether they are long; what `input` refers to stands there
-    then. Raises APIError and RequestError."""
+    """The conversation's items, and whether they are long; `input` has what it refers to then. Raises APIError, RequestError."""
     names = [_RESPONSE_OF.sub(r"resp_\1", item["id"]) for item in values["input"] if item["type"] == REFERENCE]
     size, items = 0, []
     if names:
@@ -91,10 +90,8 @@ async def _stored(app, request: APIRequest, name: str, param: str, **which) -> t
     work = partial(getattr(storage.responses, name), tenant=request.tenant, now=time.time(), **which)
     found = await app.database.run(work, writes=False)
     size = sum(response.size for response in found)
-    if size > storage.responses.CONVERSATION_BYTES:
-        message = (
-            f"The stored conversation has more than {storage.responses.CONVERSATION_BYTES} bytes; begin a new one."
-        )
+    if size > (most := storage.responses.CONVERSATION_BYTES):
+        message = f"The stored conversation has more than {most} bytes; begin a new one."
         raise APIError("request_too_large", message, param)
     return found, size
 
