@@ -468,7 +468,7 @@ def body() -> Format:
     from zse.server.requests.completions import read_chat, read_completions
     from zse.server.requests.messages import read_messages
     from zse.server.requests.ollama import read_ollama_chat, read_ollama_generate
-    from zse.server.requests.responses import check_items, check_responses, completion_of, read_responses, shown_items
+    from zse.server.requests.responses import REFERENCE, check_items, check_responses, completion_of, shown_items
 
     chat = {
         "model": "m",
@@ -526,6 +526,7 @@ def body() -> Format:
             {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
             {"type": "function_call", "call_id": "t", "name": "f", "arguments": "{}"},
             {"type": "function_call_output", "call_id": "t", "output": "1"},
+            {"type": "item_reference", "id": "msg_1_0"},
         ],
         "instructions": "i",
         "tools": [
@@ -556,10 +557,12 @@ def body() -> Format:
     raw = {"model": "m", "prompt": "a", "raw": True, "options": {"num_predict": -1}, "stream": False}
 
     def read_stored(body: dict):
-        """A stored response is what it was when it is gone on from."""
-        made, values = read_responses(body)
-        again = check_items(json.loads(json.dumps(shown_items(check_responses(body)["input"], "resp_1"))))
-        assert again == values["input"] and completion_of(values, again).messages == made.messages
+        """A stored response is what it was when it is gone on from. The route puts what is stored where an item is named."""
+        values = check_responses(body)
+        asked = [item for item in values["input"] if item["type"] != REFERENCE]
+        made = completion_of(values, asked)
+        again = check_items(json.loads(json.dumps(shown_items(asked, "resp_1"))))
+        assert again == asked and completion_of(values, again).messages == made.messages
         return made
 
     readers = read_chat, read_completions, read_messages, read_stored, read_ollama_chat, read_ollama_generate
