@@ -8,7 +8,7 @@ from pathlib import Path
 from zse.syntax import parse
 
 SOURCE = Path(__file__).parents[1] / "src" / "zse"
-MAX_LINES = 133_810
+MAX_LINES = 133_830
 MAX_FILE, MAX_FUNCTION = 500, 80
 # How many are longer, and how many names of public classes stand in two modules. The aim is none.
 LONGER_FILES, LONGER_FUNCTIONS, DOUBLE_NAMES = 0, 0, 0

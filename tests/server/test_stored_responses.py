@@ -311,6 +311,15 @@ def test_a_conversation_is_bounded(client, monkeypatch):
     with pytest.raises(openai.APIStatusError) as caught:
         client.responses.create(model="fake", input=[{"type": "item_reference", "id": large}])
     assert (caught.value.status_code, caught.value.param) == (413, "input")
+    small = {
+        "type": "item_reference",
+        "id": client.responses.create(model="fake", input="c" * 400, store=True).output[0].id,
+    }
+    assert client.responses.create(model="fake", input=[small] * 3).status == "completed"
+    for call in (client.responses.create, client.responses.input_tokens.count):
+        with pytest.raises(openai.APIStatusError) as caught:
+            call(model="fake", input=[small] * 100)  # few bytes that would be many
+        assert (caught.value.status_code, caught.value.param) == (413, "input")
     assert client.responses.input_items.list(id).data
 
 

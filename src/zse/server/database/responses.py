@@ -54,9 +54,11 @@ def store(connection: sqlite3.Connection, tenant: str, response: StoredResponse,
 def named(connection: sqlite3.Connection, tenant: str, ids: list[str], now: float) -> list[StoredResponse]:
     """Those of the ids that are there, until there are more than CONVERSATION_BYTES."""
     out: list[StoredResponse] = []
+    size = 0
     for id in ids:
-        if sum(one.size for one in out) <= CONVERSATION_BYTES and (found := find(connection, tenant, id, now)):
+        if size <= CONVERSATION_BYTES and (found := find(connection, tenant, id, now)) is not None:
             out.append(found)
+            size += found.size
     return out
 
 

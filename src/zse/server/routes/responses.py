@@ -74,7 +74,7 @@ async def _whole(app, request: APIRequest, values: dict) -> tuple[list[dict], bo
     size, items = 0, []
     if names:
         found, size = await _stored(app, request, "named", "input", ids=list(dict.fromkeys(names)))
-        values["input"] = await maybe_in_thread(size > OFF_LOOP_BYTES, partial(_resolved, values["input"], found))
+        values["input"] = await maybe_in_thread(True, partial(_resolved, values["input"], found))
     if id := values["previous_response_id"]:
         earlier, more = await _stored(app, request, "conversation", "previous_response_id", id=id)
         if not earlier or earlier[0].previous:
@@ -82,18 +82,22 @@ async def _whole(app, request: APIRequest, values: dict) -> tuple[list[dict], bo
             raise APIError("not_found", message, "previous_response_id")
         size += more
         items = await maybe_in_thread(size > OFF_LOOP_BYTES, partial(_items_of, earlier))
-    return items + values["input"], size > OFF_LOOP_BYTES
+    return items + values["input"], bool(names) or size > OFF_LOOP_BYTES
 
 
 async def _stored(app, request: APIRequest, name: str, param: str, **which) -> tuple[list, int]:
     """What the function of database.responses gives, and its bytes. Raises APIError: too many."""
     work = partial(getattr(storage.responses, name), tenant=request.tenant, now=time.time(), **which)
     found = await app.database.run(work, writes=False)
-    size = sum(response.size for response in found)
+    return found, _bounded(sum(response.size for response in found), param)
+
+
+def _bounded(size: int, param: str) -> int:
+    """The bytes of what is stored. Raises APIError: too many."""
     if size > (most := storage.responses.CONVERSATION_BYTES):
         message = f"The stored conversation has more than {most} bytes; begin a new one."
         raise APIError("request_too_large", message, param)
-    return found, size
+    return size
 
 
 def _resolved(items: list[dict], found: list) -> list[dict]:
@@ -102,11 +106,16 @@ def _resolved(items: list[dict], found: list) -> list[dict]:
     for response in found:
         asked = shown_items(msgspec.json.decode(response.items), response.id)
         kept |= {item["id"]: item for item in asked + msgspec.json.decode(response.body)["output"]}
+    out, size = [], 0
     for index, item in enumerate(items):
-        if item["type"] == REFERENCE and item["id"] not in kept:
-            message = "There is no such stored item: send store: true with what it answers, or store: false and the item itself."
-            raise APIError("not_found", message, f"input[{index}].id")
-    return check_items([kept[item["id"]] if item["type"] == REFERENCE else item for item in items])
+        if item["type"] == REFERENCE:
+            if item["id"] not in kept:
+                message = "There is no such stored item: send store: true with what it answers, or store: false and the item itself."
+                raise APIError("not_found", message, f"input[{index}].id")
+            item = kept[item["id"]]
+            size = _bounded(size + len(msgspec.json.encode(item)), "input")  # which may be named many times
+        out.append(item)
+    return check_items(out)
 
 
 def _items_of(earlier: list) -> list[dict]:
