@@ -241,7 +241,7 @@ SERVING = (
     option(
         "--deterministic",
         FLAG,
-        "on a GPU, the same bits alone and in any batch, at the price of speed (a CPU gives them always, but for recurrent layers, whose last bits follow how a prompt is cut)",
+        "on a GPU, the same bits alone and in any batch, at the price of speed (a CPU: always, but in recurrent layers)",
     ),
     option(
         "--speculation",

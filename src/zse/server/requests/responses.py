@@ -97,7 +97,8 @@ _ITEMS = {
 
 
 def _item(value: Any, path: str) -> dict:
-    kind = expect(dict, value, path).get("type") or ("message" if value.keys() - {"id", "type"} else REFERENCE)
+    is_named = "id" in expect(dict, value, path) and not value.keys() - {"id", "type"}
+    kind = value.get("type") or (REFERENCE if is_named else "message")
     if type(kind) is not str or kind not in _ITEMS:
         message = f"'{path}.type' must be one of: {', '.join(_ITEMS)}."
         raise refused("unsupported_parameter", message, path + ".type")

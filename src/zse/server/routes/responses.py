@@ -45,11 +45,11 @@ def _read(app, request: APIRequest, body: dict) -> Any:
 
 def _needs_stored(app, values: dict) -> bool:
     """Whether the conversation has parts that are stored. Raises APIError: nothing is here."""
-    named = next((f"input[{at}]" for at, item in enumerate(values["input"]) if item["type"] == REFERENCE), None)
-    for name in ("store", "previous_response_id", named):
-        if name and (name == named or values[name]) and app.database is None:
-            raise unsupported(name, "responses are stored by a server with a database (--database PATH)")
-    return bool(named or values["previous_response_id"])
+    asked = [name for name in ("store", "previous_response_id") if values[name]]
+    asked += [f"input[{index}]" for index, item in enumerate(values["input"]) if item["type"] == REFERENCE]
+    if asked and app.database is None:
+        raise unsupported(asked[0], "responses are stored by a server with a database (--database PATH)")
+    return asked not in ([], ["store"])
 
 
 def _answered(app, request: APIRequest, values: dict, items: list[dict]) -> ReadOrAnswer:
@@ -73,10 +73,11 @@ async def _whole(app, request: APIRequest, values: dict) -> tuple[list[dict], bo
     names = [_RESPONSE_OF.sub(r"resp_\1", item["id"]) for item in values["input"] if item["type"] == REFERENCE]
     size, items = 0, []
     if names:
-        found, size = await _stored(app, request, "named", "input", ids=list(dict.fromkeys(names)))
+        found, size = await _stored(app, request, storage.responses.named, "input", ids=list(dict.fromkeys(names)))
         values["input"] = await maybe_in_thread(True, partial(_resolved, values["input"], found))
     if id := values["previous_response_id"]:
-        earlier, more = await _stored(app, request, "conversation", "previous_response_id", id=id)
+        read = storage.responses.conversation
+        earlier, more = await _stored(app, request, read, "previous_response_id", id=id)
         if not earlier or earlier[0].previous:
             message = "There is no such stored response, or one before it is gone; only those that were sent store: true are kept."
             raise APIError("not_found", message, "previous_response_id")
@@ -85,9 +86,9 @@ async def _whole(app, request: APIRequest, values: dict) -> tuple[list[dict], bo
     return items + values["input"], bool(names) or size > OFF_LOOP_BYTES
 
 
-async def _stored(app, request: APIRequest, name: str, param: str, **which) -> tuple[list, int]:
-    """What the function of database.responses gives, and its bytes. Raises APIError: too many."""
-    work = partial(getattr(storage.responses, name), tenant=request.tenant, now=time.time(), **which)
+async def _stored(app, request: APIRequest, read: Any, param: str, **which) -> tuple[list, int]:
+    """What a function of database.responses gives, and its bytes. Raises APIError: too many."""
+    work = partial(read, tenant=request.tenant, now=time.time(), **which)
     found = await app.database.run(work, writes=False)
     return found, _bounded(sum(response.size for response in found), param)
 

@@ -219,11 +219,10 @@ ROUTES = (
     Route("/page/{file}", PUBLIC, "web_page.file", "its scripts and styles", media="text/javascript"),
 )
 
-# Routes by path and method; paths with a name as (before it, the name, behind it), those with something behind it
-# first.
 # Whose bodies may have images.
 WITH_IMAGES = """/v1/chat/completions /v1/responses /v1/responses/input_tokens /v1/messages /v1/messages/count_tokens /api/chat
     /api/generate /tokenize /v1/chats/{chat}""".split()
+# Routes by path and method; paths with a name as (before it, the name, behind it), those with something behind it first.
 BY_PATH: dict[str, dict[str, Route]] = {}
 for _route in ROUTES:
     BY_PATH.setdefault(_route.path, {})[_route.method] = _route
